@@ -150,11 +150,11 @@ def find_local_parameters(model: nn.Module, mesh: Mesh4D | None = None) -> list[
         for parameter in block.parameters()
     }
     embeddings = {each.weight for each in model.modules() if isinstance(each, nn.Embedding)}
+    modules = dict(model.named_modules())
     units = {
         parameter: prefix  # Of the innermost: blocks come after the model.
-        for prefix, module in model.named_modules()
-        if isinstance(module, FSDPModule)
-        for parameter in module.parameters()
+        for prefix in [name for name, module in modules.items() if isinstance(module, FSDPModule)]
+        for parameter in modules[prefix].parameters()
     }
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -225,7 +225,8 @@ def sum_in_fp32(parameters: Sequence[LocalParameter]) -> None:
         # Of one process: autograd casts gradients to it.
         parameter.local.grad_dtype = torch.float32
         if parameter.local is not parameter.source:
-            parameter.source.register_post_accumulate_grad_hook(partial(_move, parameter.local))
+            hook = partial(_move, parameter.local)
+            parameter.source.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
 
 def _move(local: nn.Parameter, source: Tensor) -> None:
