@@ -16,7 +16,7 @@ from memguard.hf.assembly import Assembly, build_meta_layer, fill_layer
 from memguard.hf.safetensors import ModuleWeights
 from memguard.optim import build_optimizer
 from memguard.optim.base import Optimizer
-from memguard.parallel.local_parameters import LocalParameter, find_local_parameters
+from memguard.parallel.local_parameters import LocalParameter, LocalPiece, find_local_parameters
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.records.run_files import CheckpointManifest, load_checkpoint_manifest
 from memguard.runtime import Runtime
@@ -68,18 +68,16 @@ def take_steps(
             whole = torch.from_numpy(draw.normal(size=tuple(each.source.shape), scale=1e-3))
             gradient = torch.zeros_like(each.local)
             for piece in each.split():
-                gradient[piece.slices] = find_part(whole, each, piece.slices, piece.start)
+                gradient[piece.slices] = find_part(whole, piece)
             each.local.grad = gradient
         optimizer.begin(step=step, lr=1e-3)
         optimizer.update()
 
 
-def find_part(
-    whole: Tensor, each: LocalParameter, slices: tuple[slice, ...], start: tuple[int, ...]
-) -> Tensor:
-    sizes = [part.stop - part.start for part in slices]
-    part = whole[tuple(slice(a, a + size) for a, size in zip(start, sizes, strict=True))]
-    return part.to(each.local.dtype)
+def find_part(whole: Tensor, piece: LocalPiece) -> Tensor:
+    """Return the part of a whole tensor that a piece of it holds."""
+    sizes = [part.stop - part.start for part in piece.slices]
+    return whole[tuple(slice(a, a + size) for a, size in zip(piece.start, sizes, strict=True))]
 
 
 def list_state(each: LocalParameter, optimizer: Optimizer) -> dict[str, tuple[Tensor, int]]:
@@ -104,8 +102,7 @@ def count_differences(
                 continue
             for piece in each.split():
                 place = piece.divided(block)
-                part = find_part(theirs, each, place.slices, place.start).to(value.dtype)
-                if not torch.equal(value[place.slices], part):
+                if not torch.equal(value[place.slices], find_part(theirs, place)):
                     different.append(f"{each.name}.{field}")
     return different
 
