@@ -51,23 +51,17 @@ class BlockwiseAdamW(Optimizer):
         super().__init__(parameters)
         self._config, self._weights = config, weights
         self._state: dict[str, dict[str, Tensor]] = {}
-        self._quantised = {
-            each.name
-            for each in parameters
-            if quantises and is_quantised(each.source.shape, is_embedding=each.is_embedding)
-        }
-        for each in parameters:
-            if each.name in self._quantised:
-                _check_uncut(each)
         self._maps: dict[str, Tensor] = {}
+        self._quantised: set[str] = set()
         if quantises:
             from bitsandbytes.functional import create_dynamic_map  # Takes seconds to import.
 
-            device = parameters[0].local.device if parameters else None
-            self._maps = {
-                field: create_dynamic_map(signed=signed).to(device)
-                for field, signed in zip(_MOMENTS, (True, False), strict=True)
-            }
+            for field, is_signed in zip(_MOMENTS, (True, False), strict=True):
+                self._maps[field] = create_dynamic_map(is_signed).to(parameters[0].local.device)
+        for each in parameters if quantises else ():
+            if is_quantised(each.source.shape, is_embedding=each.is_embedding):
+                _check_uncut(each)
+                self._quantised.add(each.name)
 
     @torch.no_grad()
     def update(self) -> None:
@@ -132,10 +126,9 @@ class BlockwiseAdamW(Optimizer):
             if parameter.name not in self._quantised:
                 state[field] = torch.zeros(local.shape, device=local.device)
                 continue
-            scales = (*local.shape[:-1], local.shape[-1] // BLOCK)
-            codes = torch.zeros(local.shape, dtype=torch.uint8, device=local.device)
-            state[f"{field}_codes"] = codes
-            state[f"{field}_scales"] = torch.zeros(scales, device=local.device)
+            shape = (*local.shape[:-1], local.shape[-1] // BLOCK)
+            state[f"{field}_scales"] = torch.zeros(shape, device=local.device)
+            state[f"{field}_codes"] = torch.zeros_like(local, dtype=torch.uint8)
         self._state[parameter.name] = state
 
 

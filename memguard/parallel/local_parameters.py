@@ -160,17 +160,9 @@ def find_local_parameters(model: nn.Module, mesh: Mesh4D | None = None) -> list[
         if not parameter.requires_grad:
             continue
         is_embedding = parameter in embeddings
+        describe = partial(LocalParameter, name=name, source=parameter, is_embedding=is_embedding)
         if not isinstance(parameter, DTensor):
-            parameters.append(
-                LocalParameter(
-                    name=name,
-                    source=parameter,
-                    local=parameter,
-                    num_copies=1,
-                    is_embedding=is_embedding,
-                    unit=name,
-                )
-            )
+            parameters.append(describe(local=parameter, num_copies=1, unit=name))
             continue
         names = parameter.device_mesh.mesh_dim_names or ()
         is_adapter = is_adapter_parameter(name)
@@ -192,16 +184,13 @@ def find_local_parameters(model: nn.Module, mesh: Mesh4D | None = None) -> list[
         elif parameter in in_experts and {"y", "x"} <= copied_over.keys():
             partial_over = ("y", "x")
         parameters.append(
-            LocalParameter(
-                name=name,
-                source=parameter,
+            describe(
                 local=nn.Parameter(parameter.to_local().detach()),
                 num_copies=copies,
                 is_copied_over_y="y" in copied_over and not partial_over,
                 is_adapter=is_adapter,
                 partial_over=partial_over,
                 order=orders.get(name),
-                is_embedding=is_embedding,
                 cut_over=tuple(
                     axis
                     for dim, axis in enumerate(names)

@@ -1,15 +1,23 @@
 """AdamW on parts of tensors: against torch's, and on pieces of a tensor against the whole."""
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 import torch
+from fake_mesh import simulated_mesh
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Replicate, Shard
 
 from memguard.config import OptimConfig
 from memguard.config.optimizers import is_quantised
+from memguard.errors import ConfigError
 from memguard.optim import build_optimizer
+from memguard.parallel.fused import Parts
 from memguard.parallel.local_parameters import LocalParameter, find_local_parameters
+from memguard.parallel.mesh_shape import MeshShape
 
 pytest.importorskip("bitsandbytes")
 
@@ -159,3 +167,40 @@ def test_embeddings_are_known_also_as_heads() -> None:
     assert found == {"embed.weight": True, "head.weight": False}
     model["head"].weight = model["embed"].weight
     assert [each.is_embedding for each in find_local_parameters(model)] == [True]
+
+
+@pytest.mark.parametrize(
+    ("shape", "placements", "order", "message"),
+    [
+        ((64, 384), (Shard(0), Shard(1)), None, None),
+        ((97, 64), (Shard(0), Shard(0)), None, None),
+        ((96, 96), (Shard(0), Shard(1)), None, None),  # Not quantised.
+        ((64, 192), (Replicate(), Shard(1)), None, "'parallel.x' must .*; got 2, .*: 1, 3$"),
+        # Both axes together have four pieces of 96.
+        ((64, 384), (Shard(1), Shard(1)), None, r"'parallel.y' × .*; got 2 × 2 = 4, .*: 3, 2, 6$"),
+        # Whole blocks, but not of each of three projections.
+        ((64, 576), (Replicate(), Shard(1)), 192, "'parallel.x' .*; got 2, .*: 1, 3$"),
+        ((64, 768), (Replicate(), Shard(1)), 256, None),
+    ],
+)
+def test_a_mesh_that_cuts_blocks_is_refused_on_every_rank(
+    shape: tuple[int, ...], placements: Any, order: int | None, message: str | None
+) -> None:
+    fused = None if order is None else Parts(sizes=(order,) * 3).order(2, 1)
+    for rank in (0, 3):
+        with simulated_mesh(MeshShape(y=2, x=2), rank):
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("y", "x"))
+            whole = torch.empty(shape, device="meta")
+            part = DTensor.from_local(
+                whole, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
+            )
+            weight = nn.Parameter(part)
+            each = LocalParameter(
+                name="down_proj.weight", source=weight, local=weight, num_copies=1, order=fused
+            )
+            if message is None:
+                build_optimizer([each], OptimConfig(name="adamw_8bit"))
+                continue
+            with pytest.raises(ConfigError, match=message) as caught:
+                build_optimizer([each], OptimConfig(name="adamw_8bit"))
+            assert len(str(caught.value)) <= 160
