@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from memguard.config import AxisName, OptimConfig
+from memguard.errors import ConfigError
 from memguard.optim.base import Optimizer, StateTensor
 from memguard.optim.noise import as_rows, find_place
 from memguard.optim.weights import Weights
@@ -54,12 +55,19 @@ class Lomo(Optimizer):
         weights: Weights,
         mesh: Mesh4D | None,
     ) -> None:
-        """Register the hooks; ``mesh`` is that of the parameters."""
+        """Register the hooks; ``mesh`` is that of the parameters.
+
+        Raises:
+            ConfigError: a parameter is neither a matrix nor a vector, or partial on some ranks.
+        """
         super().__init__(parameters)
         assert config.max_grad_norm is None, "no norm is known before the first update"
-        assert not any(each.is_adapter or each.partial_over for each in parameters), (
-            "gradients of adapters and routers are not complete in a hook"
-        )
+        assert not any(each.is_adapter for each in parameters), "FSDP2 does not reduce them"
+        if any(each.partial_over or each.source.ndim > 2 for each in parameters):
+            raise ConfigError(
+                f"'optim.name: {config.name}' trains no mixture of experts and no convolution, as it "
+                "knows matrices and vectors only: use adamw or adamw_8bit"
+            )
         self._weights, self._mesh = weights, mesh
         self._means: dict[str, Tensor] = {}
         self._units: dict[str, list[LocalParameter]] = {}

@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from memguard.config import OptimConfig, TrainConfig
+from memguard.errors import ConfigError
 from memguard.mitigation import build_mitigations
 from memguard.model.checks import build_causal_lm
 from memguard.optim.in_backward import Lomo
@@ -174,6 +175,12 @@ def test_a_second_micro_batch_is_refused() -> None:
     step.rehearse(batch, slice(0, 4))
     with pytest.raises(AssertionError, match="one micro-batch"):
         step.rehearse(batch, slice(4, 8))
+
+
+def test_experts_are_refused() -> None:
+    lm = build_causal_lm(build_reference(Case(family="qwen3_moe")))
+    with pytest.raises(ConfigError, match="adalomo' trains no mixture of experts"):
+        make_step(lm, "adalomo", Runtime())
 
 
 def test_a_mesh_has_the_weights_of_one_process(ranks: RankPool) -> None:

@@ -36,9 +36,8 @@ def make(folder: Path, name: str, optimizer: str = "adalomo", **changes: Any) ->
         folder,
         name=name,
         optim={"name": optimizer, "lr": 0.02, "max_grad_norm": None},
-        train={"checkpoint_every_steps": 2, "keep_checkpoints": 5},
         audit={"enabled": False},
-        **changes,
+        **{"train": {"checkpoint_every_steps": 2, "keep_checkpoints": 5}, **changes},
     )
 
 
@@ -56,8 +55,8 @@ def whole(folder: Path) -> RunConfig:
     return train_checked(make(folder, "whole"))
 
 
-def test_a_killed_run_ends_with_the_same_bits(folder: Path, whole: RunConfig, weights: str) -> None:
-    config = make(folder, f"killed-{weights}", train={"weights": weights})
+def test_a_killed_run_ends_with_the_same_bits(folder: Path, whole: RunConfig) -> None:
+    config = make(folder, "killed")
     train_and_die(config)
     train_checked(config)
     assert_same_weights(config, whole)
@@ -84,6 +83,17 @@ def test_a_norm_that_is_not_finite_ends_the_run_and_names_the_last_checkpoint(
 
     with acting_after(3, spoil), pytest.raises(Diverged, match="last weights are of step-00000002"):
         train_checked(config)
+
+
+def test_weights_in_bf16_train_on_a_mesh_as_on_one_process(folder: Path, ranks: RankPool) -> None:
+    bf16 = {"checkpoint_every_steps": 2, "weights": "bf16", "precision": "bf16"}
+    alone = train_checked(make(folder, "alone-bf16", train=bf16))
+    config = make(folder, "mesh-bf16", train=bf16, parallel={"z": 2, "y": 2})
+    ranks(train_and_die, 4, config)
+    ranks(train_checked, 4, config)
+    np.testing.assert_allclose(
+        np.array(read_losses(config)), np.array(read_losses(alone)), rtol=1e-2
+    )
 
 
 def test_another_optimizer_refuses_its_checkpoint(folder: Path, whole: RunConfig) -> None:
