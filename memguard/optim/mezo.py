@@ -8,13 +8,13 @@ There are no gradients and no state: what a step did follows from its seed, lr a
 (FedKSeed, arXiv:2312.06353) a whole run is K numbers, the sums of -lr s of each seed.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from memguard.config import OptimConfig
-from memguard.optim.base import Optimizer, StateTensor
+from memguard.optim.base import Optimizer
 from memguard.optim.noise import draw_bits
 from memguard.optim.weights import Weights
 from memguard.parallel.local_parameters import LocalParameter
@@ -38,13 +38,10 @@ class Mezo(Optimizer):
 
     @torch.no_grad()
     def compare(self, measure: Callable[[], Tensor], *, router_weight: float) -> Tensor:
-        """Measure on both sides of the weights, which are left on the second.
+        """Return the means of this rank's sums on both sides of the weights, and after them s.
 
-        ``measure`` returns sums of this rank, of which the first is the loss. To it, the last is
-        added with ``router_weight``.
-
-        Returns:
-            The means of both sides, and after them s.
+        The loss is the first of the sums, and the last one with ``router_weight``. The weights are
+        left on the second side.
         """
         self.move(EPSILON)
         above = measure()
@@ -61,10 +58,15 @@ class Mezo(Optimizer):
         """Return from the second side of `compare` and take the step."""
         self.move(EPSILON - self._lr * self.slope)
 
+    def choose_seed(self, step: int) -> int:
+        """Return the seed of a step's direction: the step, or one of `num_seeds`."""
+        drawn = derive_seed(self._seed, "mezo seeds", step)
+        return step if self._num_seeds is None else drawn % self._num_seeds
+
     def move(self, by: float, seed: int | None = None) -> None:
         """Add ``by`` times z to the weights: z of the step, or of a seed."""
         if seed is None:
-            seed = choose_seed(self._seed, self._step, self._num_seeds)
+            seed = self.choose_seed(self._step)
         for parameter in self.parameters:
             key = derive_seed(self._seed, f"mezo {parameter.name}", seed)
             for rows in self._weights.parts(parameter):
@@ -72,15 +74,3 @@ class Mezo(Optimizer):
                 sign = ((draw_bits(parameter, key, rows) & 1) * 2 - 1).to(value.dtype)
                 moved = value + sign.view_as(value) * by
                 self._weights.write(parameter, rows, moved, step=self._step)
-
-    def state_of(self, parameter: LocalParameter) -> Iterator[StateTensor]:
-        """Yield nothing."""
-        yield from ()
-
-    def make_room(self, parameter: LocalParameter) -> None:
-        """Do nothing."""
-
-
-def choose_seed(run_seed: int, step: int, num_seeds: int | None) -> int:
-    """Return the seed of a step's direction: the step, or one of ``num_seeds``."""
-    return step if num_seeds is None else derive_seed(run_seed, "mezo seeds", step) % num_seeds

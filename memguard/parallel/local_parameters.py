@@ -98,8 +98,6 @@ class LocalParameter:
     """Order of its features if it is not that of files."""
     is_embedding: bool = False
     """Whether it is an embedding, perhaps also the head."""
-    cut_over: tuple[str, ...] = ()
-    """Axes of several ranks, each of which has another piece."""
     unit: str = ""
     """Name of the FSDP2 unit whose gradients arrive with it; without a mesh its own."""
 
@@ -202,11 +200,6 @@ def find_local_parameters(model: nn.Module, mesh: Mesh4D | None = None) -> list[
                 partial_over=partial_over,
                 order=orders.get(name),
                 is_embedding=is_embedding,
-                cut_over=tuple(
-                    axis
-                    for dim, axis in enumerate(names)
-                    if axis not in copied_over and parameter.device_mesh.size(dim) > 1
-                ),
                 unit=units.get(parameter, ""),
             )
         )
