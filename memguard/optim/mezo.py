@@ -58,15 +58,10 @@ class Mezo(Optimizer):
         """Return from the second side of `compare` and take the step."""
         self.move(EPSILON - self._lr * self.slope)
 
-    def choose_seed(self, step: int) -> int:
-        """Return the seed of a step's direction: the step, or one of `num_seeds`."""
-        drawn = derive_seed(self._seed, "mezo seeds", step)
-        return step if self._num_seeds is None else drawn % self._num_seeds
-
     def move(self, by: float, seed: int | None = None) -> None:
         """Add ``by`` times z to the weights: z of the step, or of a seed."""
         if seed is None:
-            seed = self.choose_seed(self._step)
+            seed = choose_seed(self._seed, self._step, self._num_seeds)
         for parameter in self.parameters:
             key = derive_seed(self._seed, f"mezo {parameter.name}", seed)
             for rows in self._weights.parts(parameter):
@@ -74,3 +69,8 @@ class Mezo(Optimizer):
                 sign = ((draw_bits(parameter, key, rows) & 1) * 2 - 1).to(value.dtype)
                 moved = value + sign.view_as(value) * by
                 self._weights.write(parameter, rows, moved, step=self._step)
+
+
+def choose_seed(run_seed: int, step: int, num_seeds: int | None) -> int:
+    """Return the seed of a step's direction: the step, or one of ``num_seeds``."""
+    return step if num_seeds is None else derive_seed(run_seed, "mezo seeds", step) % num_seeds
