@@ -41,11 +41,13 @@ def build_optimizer(
     Raises:
         ConfigError: the optimizer does not support the mesh.
     """
+    is_clipped = config.max_grad_norm is not None
+    assert not is_clipped or config.name.startswith("adamw"), "others never know the whole norm"
     if config.name in ("adalomo", "lomo"):
         kind = AdaLomo if config.name == "adalomo" else Lomo
-        return kind(parameters, config, Weights(seed), mesh)
+        return kind(parameters, Weights(seed), mesh)
     if config.name == "mezo":
-        return Mezo(parameters, config, Weights(seed), seed)
+        return Mezo(parameters, seed, config.num_seeds)
     is_8bit = config.name == "adamw_8bit"
     if is_8bit or any(each.local.dtype == torch.bfloat16 for each in parameters):
         return BlockwiseAdamW(parameters, config, Weights(seed), quantises=is_8bit)

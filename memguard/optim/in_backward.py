@@ -24,7 +24,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from memguard.config import OptimConfig
 from memguard.errors import ConfigError
 from memguard.optim.base import Optimizer, StateTensor
 from memguard.optim.noise import as_rows, find_place
@@ -48,24 +47,15 @@ class Lomo(Optimizer):
     updates_in_backward = True
 
     def __init__(
-        self,
-        parameters: Sequence[LocalParameter],
-        config: OptimConfig,
-        weights: Weights,
-        mesh: Mesh4D | None,
+        self, parameters: Sequence[LocalParameter], weights: Weights, mesh: Mesh4D | None
     ) -> None:
-        """Register the hooks; ``mesh`` is that of the parameters.
-
-        Raises:
-            ConfigError: a parameter is neither a matrix nor a vector, or partial on some ranks.
-        """
+        """Register the hooks; ConfigError if a parameter is neither a matrix nor a vector."""
         super().__init__(parameters)
-        assert config.max_grad_norm is None, "no norm is known before the first update"
         assert not any(each.is_adapter for each in parameters), "FSDP2 does not reduce them"
         if any(each.partial_over or each.source.ndim > 2 for each in parameters):
             raise ConfigError(
-                f"'optim.name: {config.name}' updates matrices and vectors, not the tensors of "
-                "experts or convolutions: use adamw or adamw_8bit"
+                f"'optim.name: {type(self).__name__.lower()}' updates matrices and vectors, not "
+                "the tensors of experts or convolutions: use adamw or adamw_8bit"
             )
         self._weights, self._mesh = weights, mesh
         self._means: dict[str, Tensor] = {}
@@ -77,8 +67,7 @@ class Lomo(Optimizer):
         self._arrived: list[LocalParameter] = []
         self._updated: set[str] = set()
         """Names of the parameters whose gradients have arrived in this step."""
-        self._square = torch.zeros(())
-        """This rank's share of the squared norm of the gradients."""
+        self._square = torch.zeros(())  # This rank's share of the squared norm.
 
     @torch.no_grad()
     def finish(self) -> float:

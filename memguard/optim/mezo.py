@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from memguard.config import OptimConfig
 from memguard.optim.base import Optimizer
 from memguard.optim.noise import draw_bits
 from memguard.optim.weights import Weights
@@ -27,12 +26,11 @@ class Mezo(Optimizer):
     """Moves the weights along a random direction of each step."""
 
     def __init__(
-        self, parameters: Sequence[LocalParameter], config: OptimConfig, weights: Weights, seed: int
+        self, parameters: Sequence[LocalParameter], seed: int, num_seeds: int | None
     ) -> None:
         """Build the optimizer of weights in fp32 or wider."""
         super().__init__(parameters)
-        assert config.max_grad_norm is None, "there are no gradients to clip"
-        self._weights, self._seed, self._num_seeds = weights, seed, config.num_seeds
+        self._weights, self._seed, self._num_seeds = Weights(seed), seed, num_seeds
         self.slope = 0.0
         """s of the step, over all rows; set before `update`."""
 

@@ -13,7 +13,6 @@ from memguard.errors import ConfigError, RecordError
 from memguard.hf.checkpoint import get_folder, load_tokenizer
 from memguard.hf.identity import hash_weights
 from memguard.optim.mezo import Mezo, choose_seed
-from memguard.optim.weights import Weights
 from memguard.parallel.local_parameters import find_local_parameters
 from memguard.records.run_files import find_weights_folder
 from memguard.records.sealed import SealedRecord, load_sealed, save_sealed
@@ -51,17 +50,11 @@ def export_from_seeds(run: Path, out: Path) -> None:
     if out.exists():
         raise ConfigError(f"'{out}' exists already; choose another name or delete it")
     if not (run / _FILE).exists():
-        raise ConfigError(
-            f"'{run}' has no {_FILE}: a finished run by 'optim.name: mezo' with 'optim.num_seeds' "
-            "has one"
-        )
+        has_one = "a finished run by 'optim.name: mezo' with 'optim.num_seeds' has one"
+        raise ConfigError(f"'{run}' has no {_FILE}: {has_one}")
     sums = load_sealed(SeedSums, run / _FILE)
-    config = set_train(
-        RunFolder(run).read_config(),
-        precision="fp32",
-        activation_checkpointing="none",
-        compile=False,
-    )
+    plain = {"precision": "fp32", "activation_checkpointing": "none", "compile": False}
+    config = set_train(RunFolder(run).read_config(), **plain)
     if sums.base_sha256 != _hash_base(config):
         raise RecordError(
             f"'{config.model.path}' was changed since '{run}' was trained: restore it"
@@ -70,7 +63,7 @@ def export_from_seeds(run: Path, out: Path) -> None:
         tokenizer = load_known_tokenizer(config) or load_tokenizer(str(find_weights_folder(run)))
         started = start_model(config, tokenizer, distributed)
         parameters = find_local_parameters(started.lm.model)
-        optimizer = Mezo(parameters, config.optim, Weights(config.seed), config.seed)
+        optimizer = Mezo(parameters, config.seed, config.optim.num_seeds)
         for seed, by in enumerate(sums.sums):
             if by:
                 optimizer.move(by, seed)
