@@ -210,7 +210,7 @@ class StepTooLarge(OutOfMemory):
 
 
 class Diverged(MemguardError):
-    """The loss or the gradient norm of a step is not finite; nothing was updated."""
+    """The loss or the gradient norm of a step is not finite; the run has ended."""
 
     exit_code = 4
 

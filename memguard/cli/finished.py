@@ -30,6 +30,10 @@ def export(
     merge: Annotated[
         bool, typer.Option("--merge", help="Merge the adapter into its base model.")
     ] = False,
+    from_seeds: Annotated[
+        bool,
+        typer.Option("--from-seeds", help="Rebuild the weights of a mezo run from its seeds.json."),
+    ] = False,
     to: Annotated[
         str | None,
         typer.Option(metavar="hub:NAME", help="Send the run's weights to this hub repository."),
@@ -73,12 +77,14 @@ def export(
         "--allow-unaudited": allow_unaudited,
     }
     problem = ""
-    if to is not None:
+    if from_seeds and (merge or to or dtype or base):
+        problem = "--from-seeds stands alone: leave out --merge, --to, --dtype and --base"
+    elif to is not None:
         if merge or out is not None or dtype is not None:
             problem = "OUT, --merge and --dtype are for a merge; --to sends a run as it is"
     elif given := [option for option, is_given in of_hub.items() if is_given]:
         problem = f"'{given[0]}' is for --to hub:NAME, which is missing"
-    elif not merge:
+    elif not (merge or from_seeds):
         problem = (
             "give --merge, which writes an adapter merged into its base, or --to hub:NAME, which "
             "sends a run's weights to the hub"
@@ -102,6 +108,12 @@ def export(
         _send_to_hub(request, as_json=as_json)
         return
     assert out is not None, "refused above"
+    if from_seeds:
+        from memguard.workflows.training.seeds import export_from_seeds
+
+        export_from_seeds(folder, out)
+        print_result(as_json, {"folder": str(out)}, out)
+        return
     from memguard.workflows.training.checks import ExportRequest
 
     merged = ExportRequest(folder=folder, out=out, dtype=dtype, base=base)

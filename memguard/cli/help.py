@@ -17,6 +17,7 @@ _OPTIONS = {
     "For finished runs (compare)": "out fix utility",
     "To write a policy (gate)": "init every",
     "To merge (export)": "merge dtype base",
+    "From seeds (export)": "from_seeds",
     "To the hub (export)": "to dry_run public allow_extracted allow_unaudited",
 }
 _EXAMPLES = {

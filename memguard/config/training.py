@@ -36,6 +36,12 @@ class OptimConfig(Settings):
         "of adalomo, lomo and mezo.",
     )
 
+    num_seeds: PositiveInt | None = Field(
+        None,
+        description="Of mezo: its random directions are those of this many seeds, so that a run is "
+        "as many numbers; null: a new one in each step.",
+    )
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         # A run's own config.yaml has every default written out.

@@ -4,6 +4,7 @@
     adamw.py        AdamW of torch on fp32 tensors, with its parameter groups
     blockwise.py    AdamW in fp32 by parts: moments in 8 bits, weights in bf16
     in_backward.py  AdaLomo and LOMO, which update weights as soon as gradients are reduced
+    mezo.py         MeZO, a step along a random direction from two forwards
     noise.py        random bits of every element of a parameter, the same on every mesh
     schedule.py     the learning rate of a step
     weights.py      weights read and written in fp32, stored in fp32 or bf16
@@ -22,6 +23,7 @@ from memguard.optim.adamw import AdamW
 from memguard.optim.base import Optimizer as Optimizer
 from memguard.optim.blockwise import BlockwiseAdamW
 from memguard.optim.in_backward import AdaLomo, Lomo
+from memguard.optim.mezo import Mezo
 from memguard.optim.weights import Weights
 from memguard.parallel.local_parameters import LocalParameter
 from memguard.parallel.mesh import Mesh4D
@@ -39,9 +41,13 @@ def build_optimizer(
     Raises:
         ConfigError: the optimizer does not support the mesh.
     """
+    is_clipped = config.max_grad_norm is not None
+    assert not is_clipped or config.name.startswith("adamw"), "others never know the whole norm"
     if config.name in ("adalomo", "lomo"):
         kind = AdaLomo if config.name == "adalomo" else Lomo
-        return kind(parameters, config, Weights(seed), mesh)
+        return kind(parameters, Weights(seed), mesh)
+    if config.name == "mezo":
+        return Mezo(parameters, seed, config.num_seeds)
     is_8bit = config.name == "adamw_8bit"
     if is_8bit or any(each.local.dtype == torch.bfloat16 for each in parameters):
         return BlockwiseAdamW(parameters, config, Weights(seed), quantises=is_8bit)

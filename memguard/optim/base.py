@@ -31,6 +31,7 @@ class Optimizer(ABC):
     def __init__(self, parameters: Sequence[LocalParameter]) -> None:
         """Keep the parameters, whose state starts empty."""
         self.parameters = parameters
+        self._step, self._lr = 0, 0.0
 
     def begin(self, *, step: int, lr: float) -> None:
         """Prepare a step, counted from 1, before its first forward."""
@@ -40,10 +41,9 @@ class Optimizer(ABC):
     def update(self) -> None:
         """Update all parameters with the gradients of their local tensors, which are finite."""
 
-    @abstractmethod
     def state_of(self, parameter: LocalParameter) -> Iterator[StateTensor]:
         """Yield the state of a parameter, in live tensors; nothing if it never had a gradient."""
+        yield from ()
 
-    @abstractmethod
-    def make_room(self, parameter: LocalParameter) -> None:
+    def make_room(self, parameter: LocalParameter) -> None:  # noqa: B027
         """Allocate the state of a parameter, to be filled from a checkpoint."""

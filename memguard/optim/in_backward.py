@@ -7,12 +7,12 @@
 LOMO (arXiv:2306.09782) is SGD. AdaLomo (arXiv:2310.10195) divides by the root of mean squares:
 
     r, c     means of g^2 over columns and over rows, decayed by 1 - step^-0.8
-    u        g / sqrt(r c / mean r)                     of a vector, one column: g / sqrt(r)
+    u        g / sqrt(r c / mean r)                     of a vector, one row: g / sqrt(c)
     w       -= lr  max(1e-3, RMS w)  u / max(1, RMS u)
 
-Every rank has r and c of the whole tensor: it fills in what it holds, and all-reduces over the axes
-that cut the tensor add this up, of all parameters of a unit in one tensor. They add in float64,
-where sums of a few fp32 numbers do not depend on the order, so that copies of a weight stay equal.
+Every rank has r and c of the whole tensor: it fills in what it holds, and all-reduces over z, y and
+x add this up, of all parameters of a unit in one tensor. They add in float64, where sums of a few
+fp32 numbers do not depend on the order, so that copies of a weight stay equal.
 
 No gradient is clipped, as the norm of all is known last. If it is not finite, weights are lost.
 """
@@ -24,7 +24,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from memguard.config import AxisName, OptimConfig
+from memguard.errors import ConfigError
 from memguard.optim.base import Optimizer, StateTensor
 from memguard.optim.noise import as_rows, find_place
 from memguard.optim.weights import Weights
@@ -38,7 +38,6 @@ from memguard.parallel.local_parameters import (
 )
 from memguard.parallel.mesh import Mesh4D, world_axis
 
-_CUT_OVER: tuple[AxisName, ...] = ("z", "y", "x")
 _LEAST_SQUARE, _LEAST_RMS = 1e-30, 1e-3
 
 
@@ -48,18 +47,16 @@ class Lomo(Optimizer):
     updates_in_backward = True
 
     def __init__(
-        self,
-        parameters: Sequence[LocalParameter],
-        config: OptimConfig,
-        weights: Weights,
-        mesh: Mesh4D | None,
+        self, parameters: Sequence[LocalParameter], weights: Weights, mesh: Mesh4D | None
     ) -> None:
-        """Register the hooks; ``mesh`` is that of the parameters."""
+        """Register the hooks; ConfigError if a parameter is neither a matrix nor a vector."""
         super().__init__(parameters)
-        assert config.max_grad_norm is None, "no norm is known before the first update"
-        assert not any(each.is_adapter or each.partial_over for each in parameters), (
-            "gradients of adapters and routers are not complete in a hook"
-        )
+        assert not any(each.is_adapter for each in parameters), "FSDP2 does not reduce them"
+        if any(each.partial_over or each.source.ndim > 2 for each in parameters):
+            raise ConfigError(
+                f"'optim.name: {type(self).__name__.lower()}' updates matrices and vectors, not "
+                "the tensors of experts or convolutions: use adamw or adamw_8bit"
+            )
         self._weights, self._mesh = weights, mesh
         self._means: dict[str, Tensor] = {}
         self._units: dict[str, list[LocalParameter]] = {}
@@ -68,40 +65,25 @@ class Lomo(Optimizer):
             hook = partial(self._receive, parameter)
             parameter.source.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         self._arrived: list[LocalParameter] = []
-        self._updated: set[str] | None = None
-        """Names of the parameters updated in this step; None outside of a step."""
-        self._square: Tensor | float = 0.0
-        """This rank's share of the squared norm of the gradients."""
-
-    def begin(self, *, step: int, lr: float) -> None:
-        """Prepare a step, counted from 1, whose backward updates the parameters."""
-        super().begin(step=step, lr=lr)
-        self._updated, self._square = set(), 0.0
+        self._updated: set[str] = set()
+        """Names of the parameters whose gradients have arrived in this step."""
+        self._square = torch.zeros(())  # This rank's share of the squared norm.
 
     @torch.no_grad()
     def finish(self) -> float:
         """End the step after its backward; return the norm of all gradients."""
         self._update_unit()  # One with parameters that have no gradient.
-        assert isinstance(self._square, Tensor), "a step has gradients"
-        self._updated = None
-        square = self._square
+        square, self._square = self._square, torch.zeros(())
+        self._updated, self._step = set(), 0
         return float((square if self._mesh is None else all_reduce(square, world_axis())).sqrt())
 
     def update(self) -> None:
         """Do nothing: backward has updated all parameters."""
 
-    def state_of(self, parameter: LocalParameter) -> Iterator[StateTensor]:
-        """Yield the means of a parameter, if it has any."""
-        if parameter.name in self._means:
-            yield StateTensor(field="means", value=self._means[parameter.name])
-
-    def make_room(self, parameter: LocalParameter) -> None:
-        """Do nothing."""
-
     @torch.no_grad()
     def _receive(self, parameter: LocalParameter, _: Tensor) -> None:
         """Take the gradient of a parameter, which is complete."""
-        if self._updated is None:
+        if not self._step:
             clear_gradients([parameter])  # Of a rehearsal.
             return
         assert parameter.name not in self._updated, "a step has one micro-batch"
@@ -120,42 +102,57 @@ class Lomo(Optimizer):
         take_gradients(unit)
         if self._mesh is not None:
             average_copies(unit, self._mesh.axis("y"))
-        self._square = self._square + sum_squares(unit).double()
-        self._apply(unit)
-        for parameter in unit:
+        self._square = self._square.to(unit[0].local.device) + sum_squares(unit).double()
+        for parameter, rate in zip(unit, self._find_rates(unit), strict=True):
+            for rows, change_RC in self._changes(parameter):
+                old = self._weights.read(parameter, rows)
+                new = old - (change_RC * rate).view_as(old)
+                self._weights.write(parameter, rows, new, step=self._step)
             gradient = parameter.local.grad
             if gradient is not None and gradient.is_cuda:
                 # FSDP2 allocates it on another stream, which must not reuse it too early.
                 gradient.record_stream(torch.cuda.current_stream(gradient.device))
         clear_gradients(unit)
 
-    def _apply(self, unit: Sequence[LocalParameter]) -> None:
-        """Update some parameters with the gradients of their local tensors."""
-        for parameter in unit:
-            for rows, gradient_RC in self._gradients(parameter):
-                self._subtract(parameter, rows, gradient_RC * self._lr)
+    def _find_rates(self, unit: Sequence[LocalParameter]) -> Sequence[float | Tensor]:
+        """Return the factors of the changes of some parameters."""
+        return [self._lr] * len(unit)
 
-    def _gradients(self, parameter: LocalParameter) -> Iterator[tuple[slice, Tensor]]:
-        """Yield rows of the local tensor and their gradients; a vector has one column."""
+    def _changes(self, parameter: LocalParameter) -> Iterator[tuple[slice, Tensor]]:
+        """Yield rows of the local tensor and by what they change; here their gradients."""
+        for rows, gradient_RC, _, _ in self._parts(parameter):
+            yield rows, gradient_RC
+
+    def _parts(self, parameter: LocalParameter) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+        """Yield rows of the local tensor: slice, gradients, rows and columns of the whole tensor.
+
+        A vector is a matrix of one row, whose columns are cut into parts.
+        """
         assert parameter.local.grad is not None, "it has arrived"
         gradient = as_rows(parameter.local.grad)
+        place_R, place_C = (place.to(gradient.device) for place in find_place(parameter))
         for rows in self._weights.parts(parameter):
-            part = gradient[rows]
-            yield rows, part.view(len(part), -1).to(_wide(parameter))
-
-    def _subtract(self, parameter: LocalParameter, rows: slice, change_RC: Tensor) -> None:
-        old = self._weights.read(parameter, rows)
-        self._weights.write(parameter, rows, old - change_RC.view_as(old), step=self._step)
+            part = gradient[rows].to(_wide(parameter))
+            if part.ndim == 1:
+                yield rows, part[None], place_R, place_C[rows]
+            else:
+                yield rows, part, place_R[rows], place_C
 
 
 class AdaLomo(Lomo):
     """AdaLomo, whose state is the vectors r and c of each parameter, in one tensor."""
 
+    def state_of(self, parameter: LocalParameter) -> Iterator[StateTensor]:
+        """Yield r and c of a parameter, if it ever had a gradient."""
+        if parameter.name in self._means:
+            yield StateTensor(field="means", value=self._means[parameter.name])
+
     def make_room(self, parameter: LocalParameter) -> None:
         """Allocate r and c of a parameter."""
         self._means[parameter.name] = _zeros(parameter, sum(_count(parameter)))
 
-    def _apply(self, unit: Sequence[LocalParameter]) -> None:
+    def _find_rates(self, unit: Sequence[LocalParameter]) -> Sequence[float | Tensor]:
+        """Move r and c towards the means of this step; return lr max(.., RMS w) / max(1, RMS u)."""
         sums = self._add_over_mesh(unit, [self._measure(parameter) for parameter in unit])
         for parameter, sum_T in zip(unit, sums, strict=True):
             decay = 1 - self._step**-0.8 if parameter.name in self._means else 0.0
@@ -169,55 +166,48 @@ class AdaLomo(Lomo):
             sum((u_RC.square().sum()[None] for _, u_RC in self._changes(each)), _zeros(each, 1))
             for each in unit
         ]
-        for parameter, sum_T, square_1 in zip(
-            unit, sums, self._add_over_mesh(unit, own), strict=True
-        ):
-            squares_2 = torch.cat([sum_T[-1:], square_1])
-            rms_w, rms_u = (squares_2 / math.prod(parameter.source.shape)).sqrt()
-            scale = self._lr * rms_w.clamp_min(_LEAST_RMS) / rms_u.clamp_min(1)
-            for rows, change_RC in self._changes(parameter):
-                self._subtract(parameter, rows, change_RC * scale.to(change_RC))
+        rates = []
+        for each, sum_T, u_1 in zip(unit, sums, self._add_over_mesh(unit, own), strict=True):
+            rms_w, rms_u = (torch.cat([sum_T[-1:], u_1]) / math.prod(each.source.shape)).sqrt()
+            rate = self._lr * rms_w.clamp_min(_LEAST_RMS) / rms_u.clamp_min(1)
+            rates.append(rate.to(_wide(each)))
+        return rates
 
     def _measure(self, parameter: LocalParameter) -> Tensor:
-        """Return the sums of g^2 by row and by column of the whole tensor, and the sum of w^2.
-
-        They are those of what this rank holds.
-        """
-        place_R, place_C = _find_place(parameter)
+        """Return this rank's sums of g^2 by row and by column of the whole tensor, and of w^2."""
         row_R, column_C, weight_1 = (_zeros(parameter, size) for size in (*_count(parameter), 1))
-        for rows, gradient_RC in self._gradients(parameter):
+        for rows, gradient_RC, place_R, place_C in self._parts(parameter):
             square_RC = gradient_RC.square()
-            row_R[place_R[rows]] = square_RC.sum(1)
+            row_R[place_R] += square_RC.sum(1)
             column_C[place_C] += square_RC.sum(0)
             weight_1 += self._weights.read(parameter, rows).square().sum()
         return torch.cat([row_R, column_C, weight_1])
 
     def _changes(self, parameter: LocalParameter) -> Iterator[tuple[slice, Tensor]]:
-        """Yield u by parts: rows of the local tensor and their values."""
+        """Yield rows of the local tensor and their u."""
         # Factors one by one: the product of both means could be too small for fp32.
         row_R, column_C = torch.split(self._means[parameter.name].double(), _count(parameter))
-        place_R, place_C = _find_place(parameter)
-        factor_R = (row_R / row_R.mean()).rsqrt()[place_R, None]
-        factor_C = column_C.rsqrt()[place_C]
-        for rows, gradient_RC in self._gradients(parameter):
-            yield rows, gradient_RC * factor_R[rows].to(gradient_RC) * factor_C.to(gradient_RC)
+        factor_R = (row_R / row_R.mean()).rsqrt().to(_wide(parameter))
+        factor_C = column_C.rsqrt().to(_wide(parameter))
+        for rows, gradient_RC, place_R, place_C in self._parts(parameter):
+            yield rows, gradient_RC * factor_R[place_R, None] * factor_C[place_C]
 
     def _add_over_mesh(
         self, unit: Sequence[LocalParameter], values: Sequence[Tensor]
     ) -> Sequence[Tensor]:
-        """Return in float64 the sums of some values over the axes that cut their parameters."""
+        """Return in float64 the sums of some values over the parts of their parameters."""
+        sizes = [len(value) for value in values]
         flat = torch.cat([value.double() for value in values])
-        for axis in [] if self._mesh is None else map(self._mesh.axis, _CUT_OVER):
-            is_cut = [
-                torch.full_like(value, axis.name in each.cut_over, dtype=torch.bool)
-                for each, value in zip(unit, values, strict=True)
-            ]
-            flat = torch.where(torch.cat(is_cut), all_reduce(flat, axis), flat)
-        return torch.split(flat, [len(value) for value in values])
+        if self._mesh is None:
+            return torch.split(flat, sizes)
+        for axis in (self._mesh.axis("z"), self._mesh.axis("y"), self._mesh.axis("x")):
+            flat = all_reduce(flat, axis, owned=True)
+        # Copies along these axes have the same values.
+        copies = [each.num_copies // self._mesh.shape.data for each in unit]
+        return [part / num for part, num in zip(torch.split(flat, sizes), copies, strict=True)]
 
 
 def _wide(parameter: LocalParameter) -> torch.dtype:
-    """Return the dtype in which an update is computed."""
     return torch.promote_types(parameter.local.dtype, torch.float32)
 
 
@@ -226,14 +216,5 @@ def _zeros(parameter: LocalParameter, size: int) -> Tensor:
 
 
 def _count(parameter: LocalParameter) -> list[int]:
-    """Return the numbers of rows and columns of the whole tensor; a vector has one column."""
-    *rows, last = parameter.source.shape
-    return [math.prod(rows), last] if rows else [last, 1]
-
-
-def _find_place(parameter: LocalParameter) -> tuple[Tensor, Tensor]:
-    """Return the rows and the columns of the whole tensor that the local one has."""
-    row_R, column_C = find_place(parameter)
-    if parameter.local.ndim == 1:
-        row_R, column_C = column_C, row_R
-    return row_R.to(parameter.local.device), column_C.to(parameter.local.device)
+    *rows, num_columns = parameter.source.shape
+    return [math.prod(rows), num_columns]

@@ -98,8 +98,6 @@ class LocalParameter:
     """Order of its features if it is not that of files."""
     is_embedding: bool = False
     """Whether it is an embedding, perhaps also the head."""
-    cut_over: tuple[str, ...] = ()
-    """Axes of several ranks, each of which has another piece."""
     unit: str = ""
     """Name of the FSDP2 unit whose gradients arrive with it; without a mesh its own."""
 
@@ -160,9 +158,17 @@ def find_local_parameters(model: nn.Module, mesh: Mesh4D | None = None) -> list[
         if not parameter.requires_grad:
             continue
         is_embedding = parameter in embeddings
-        describe = partial(LocalParameter, name=name, source=parameter, is_embedding=is_embedding)
         if not isinstance(parameter, DTensor):
-            parameters.append(describe(local=parameter, num_copies=1, unit=name))
+            parameters.append(
+                LocalParameter(
+                    name=name,
+                    source=parameter,
+                    local=parameter,
+                    num_copies=1,
+                    is_embedding=is_embedding,
+                    unit=name,
+                )
+            )
             continue
         names = parameter.device_mesh.mesh_dim_names or ()
         is_adapter = is_adapter_parameter(name)
@@ -184,18 +190,16 @@ def find_local_parameters(model: nn.Module, mesh: Mesh4D | None = None) -> list[
         elif parameter in in_experts and {"y", "x"} <= copied_over.keys():
             partial_over = ("y", "x")
         parameters.append(
-            describe(
+            LocalParameter(
+                name=name,
+                source=parameter,
                 local=nn.Parameter(parameter.to_local().detach()),
                 num_copies=copies,
                 is_copied_over_y="y" in copied_over and not partial_over,
                 is_adapter=is_adapter,
                 partial_over=partial_over,
                 order=orders.get(name),
-                cut_over=tuple(
-                    axis
-                    for dim, axis in enumerate(names)
-                    if axis not in copied_over and parameter.device_mesh.size(dim) > 1
-                ),
+                is_embedding=is_embedding,
                 unit=units.get(parameter, ""),
             )
         )

@@ -10,6 +10,7 @@
     losses      reference_nll.json                 reference_nll.npy: losses of the starting model
 
     manifest.jsonl     one line per document: its planned and its actual training
+    seeds.json         of a run by mezo with seeds: the numbers that give its weights; own hash
     environment.json   versions and hardware, and whether the blocks are compiled; without a hash
 
 Only the owner of a run can read token arrays, tokenizer, and the losses with their record.

@@ -52,6 +52,9 @@ class StepMetrics(Record):
     """Load-balancing loss of a mixture of experts, not part of `loss`; if all experts are used
     equally, the number of experts of a token. Null for a model that does not train with it."""
 
+    slope: float | None = None
+    """MeZO's derivative of the loss along its direction; null: another optimizer."""
+
     def describe(self, tokens_per_s: float, *, width: int | None = None) -> str:
         """Return the line for a log.
 

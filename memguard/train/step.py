@@ -22,6 +22,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,6 +37,7 @@ from memguard.mitigation import Mitigations
 from memguard.model.causal_lm import CausalLM
 from memguard.optim import build_optimizer
 from memguard.optim.in_backward import Lomo
+from memguard.optim.mezo import Mezo
 from memguard.parallel.attention_pieces import Packing
 from memguard.parallel.collectives import all_reduce
 from memguard.parallel.local_parameters import (
@@ -64,7 +66,7 @@ class StepResult:
     loss: float | None
     """Mean loss over the labels that received loss (nats), as weighted by the mitigations; None if
     no labels were left."""
-    grad_norm: float | None
+    grad_norm: float | None = None
     """Gradient norm before clipping."""
     num_supervised: int
     """Labels before mitigations."""
@@ -75,6 +77,8 @@ class StepResult:
     router_loss: float | None = None
     """Mean load-balancing loss of the micro-batches, without its coefficient, which `loss` does not
     contain; None if the model does not train with it."""
+    slope: float | None = None
+    """MeZO's derivative of the loss along its direction; None: another optimizer."""
     shared: tuple[float, ...] = ()
     """Sums of the caller's numbers over the ranks that split the batch."""
 
@@ -158,9 +162,7 @@ class TrainStep:
         if train.count_micro_rows(num_rows) < num_rows:
             # Also in a last step that has fewer rows: a resumed run must do the same.
             sum_in_fp32(self.parameters)
-        assert row_clipping is None or optim.name not in ("adalomo", "lomo"), (
-            "it needs all gradients"
-        )
+        assert row_clipping is None or optim.name == "adamw", "it needs all gradients"
         self.optimizer = build_optimizer(self.parameters, optim, seed=seed, mesh=lm.mesh)
 
     def run(
@@ -190,43 +192,21 @@ class TrainStep:
             num_supervised, num_kept = labels
         # Noise is added whatever the rows contain: a skipped step would reveal their content.
         if num_kept == 0 and self.row_clipping is None:
-            sums = self._sum_over_batch(torch.tensor(share(), dtype=torch.float64))
+            sums = self._sum_over_batch(torch.tensor(share(), dtype=torch.float64)).tolist()
             return StepResult(
-                loss=None,
-                grad_norm=None,
-                num_supervised=int(num_supervised),
-                num_kept=0,
-                shared=tuple(sums.tolist()),
+                loss=None, num_supervised=int(num_supervised), num_kept=0, shared=tuple(sums)
             )
         self.optimizer.begin(step=step, lr=lr)
-        num_ways = self.lm.num_batch_ways
-        # Loss; with an n-gram penalty, the windows beyond its margin and all its windows; with a
-        # load-balancing loss, its shares.
-        totals: Tensor | float = 0.0
         pieces = list(self._micro_batches(len(batch.input_ids)))
-        for piece in pieces:
-            own_first = first_sample + self.lm.batch_rank * len(batch.input_ids) + piece.start
-            torch.manual_seed(derive_seed(self.seed, "dropout", own_first))
-            for masks in self._masks:
-                masks.start(own_first)
-            self.lm.set_last_micro_batch(piece is pieces[-1])
-            with self._noise(batch, piece, first_sample):
-                parts = self._sum_loss(batch, piece)
-            loss = parts.loss / max(num_kept, 1)
-            if self.row_clipping is None:
-                self._backward(loss * num_ways, parts.router, num_ways / len(pieces))
-            else:
-                # The mean over the row's own labels: its weight must not depend on other rows.
-                own = int((batch.labels[piece, 1:] != IGNORE_LABEL).sum())
-                self._backward(loss * (num_kept / max(own, 1)), parts.router, 1)
-                self.row_clipping.add_row(self.parameters)
-            # The values are read once, after the update is computed: reading waits for the GPU.
-            values = [loss, *parts.windows, *([] if parts.router is None else [parts.router])]
-            totals = totals + torch.stack([value.detach().double() for value in values])
-        assert isinstance(totals, Tensor), "every rank has a micro-batch"
+        take = partial(self._take, batch, pieces, first_sample=first_sample, num_kept=num_kept)
+        if isinstance(self.optimizer, Mezo):
+            weight = getattr(self.lm.router_loss, "coefficient", 0.0) / len(pieces)
+            totals = self.optimizer.compare(take, router_weight=weight)
+        else:
+            totals = take()
         mine = torch.tensor(share(), dtype=torch.float64)
         total = self._sum_over_batch(torch.cat([totals, mine.to(totals.device, non_blocking=True)]))
-        if isinstance(self.optimizer, Lomo):
+        if isinstance(self.optimizer, Lomo | Mezo):
             grad_norm = self.optimizer.finish()
         else:
             take_gradients(self.parameters)
@@ -239,8 +219,11 @@ class TrainStep:
             grad_norm = clip_gradients(self.parameters, self.optim.max_grad_norm)
         loss_sum, *others = total.tolist()
         measured, shared = others[: len(totals) - 1], others[len(totals) - 1 :]
+        slope = None
+        if isinstance(self.optimizer, Mezo):
+            slope = self.optimizer.slope = measured.pop()
         router_loss = measured.pop() / len(pieces) if self.lm.router_loss else None
-        if not (math.isfinite(loss_sum) and math.isfinite(grad_norm)):
+        if not (math.isfinite(loss_sum) and math.isfinite(grad_norm or slope or 0.0)):
             is_loss = not math.isfinite(loss_sum)
             what = f"loss {loss_sum}" if is_loss else f"gradient norm {grad_norm}"
             raise Diverged(step, what, is_own=not math.isfinite(totals[0]))
@@ -253,8 +236,41 @@ class TrainStep:
             num_kept=int(num_kept),
             penalised_share=measured[0] / measured[1] if measured and measured[1] else None,
             router_loss=router_loss,
+            slope=slope,
             shared=tuple(shared),
         )
+
+    def _take(
+        self, batch: Batch, pieces: Sequence[slice], *, first_sample: int, num_kept: float
+    ) -> Tensor:
+        """Run all micro-batches, with their backward unless gradients are disabled.
+
+        Returns sums of the loss; with an n-gram penalty, of the windows beyond its margin and of
+        all its windows; with a load-balancing loss, of its shares.
+        """
+        totals: Tensor | float = 0.0
+        num_ways = self.lm.num_batch_ways
+        for piece in pieces:
+            own_first = first_sample + self.lm.batch_rank * len(batch.input_ids) + piece.start
+            torch.manual_seed(derive_seed(self.seed, "dropout", own_first))
+            for masks in self._masks:
+                masks.start(own_first)
+            self.lm.set_last_micro_batch(piece is pieces[-1])
+            with self._noise(batch, piece, first_sample):
+                parts = self._sum_loss(batch, piece)
+            loss = parts.loss / max(num_kept, 1)
+            if self.row_clipping is not None:
+                # The mean over the row's own labels: its weight must not depend on other rows.
+                own = int((batch.labels[piece, 1:] != IGNORE_LABEL).sum())
+                self._backward(loss * (num_kept / max(own, 1)), parts.router, 1)
+                self.row_clipping.add_row(self.parameters)
+            elif torch.is_grad_enabled():
+                self._backward(loss * num_ways, parts.router, num_ways / len(pieces))
+            # The values are read once, after the update is computed: reading waits for the GPU.
+            values = [loss, *parts.windows, *([] if parts.router is None else [parts.router])]
+            totals = totals + torch.stack([value.detach().double() for value in values])
+        assert isinstance(totals, Tensor), "every rank has a micro-batch"
+        return totals
 
     @torch.no_grad()
     def measure_nll(self, batch: Batch) -> NDArray[np.float32]:

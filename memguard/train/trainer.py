@@ -239,6 +239,7 @@ class Trainer:
             elapsed_s=round(totals.train_s, 3),
             penalised_share=result.penalised_share,
             router_loss=result.router_loss,
+            slope=result.slope,
         )
 
     def _measure_heldout_if_due(self, log: MetricsLog) -> None:

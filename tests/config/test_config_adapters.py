@@ -66,8 +66,8 @@ def test_adapters_are_in_the_run_key_and_runs_without_keep_theirs() -> None:
         RunConfig.model_validate({**RUN, "adapter": {"name": "lora", "r": r}}) for r in (8, 4)
     )
     assert len({hash_run(config, "d") for config in (plain, adapted, other)}) == 3
-    # Without adapters it has nothing of their settings; changed last by `optim.name`.
+    # Without adapters it has nothing of their settings; changed last by `optim.num_seeds`.
     assert hash_run(plain, "d") == KEY_WITHOUT_ADAPTERS
 
 
-KEY_WITHOUT_ADAPTERS = "d4d0f1c574d2fa66fae66ab3e4e4b79faf12101bfe47a88cd46a3d46df14e38a"
+KEY_WITHOUT_ADAPTERS = "cddf9bdd199cdbaf7fb7280e7d80a790975f6443dd9622ec00c6337e6a9a4002"

@@ -99,6 +99,7 @@ from memguard.workflows.training.memory import (
     set_train,
 )
 from memguard.workflows.training.monitor import build_monitor
+from memguard.workflows.training.seeds import save_sums
 
 
 def train_run(run: CheckedRun) -> dict[str, Any]:
@@ -416,6 +417,8 @@ def _export(
     dtype = _choose_export_dtype(config)
     target = folder / ("model" if started.adapter is None else "adapter")
     started.export(prepared.tokenizer, target, dtype=dtype, card=card, runtime=runtime)
+    if config.optim.num_seeds is not None:
+        runtime.only_on_main(lambda: save_sums(config, folder, trainer.totals.step))
     runtime.only_on_main(lambda: _commit(folder, started, key, trainer.totals.step))
     run.console.info(f"model: saved in {target}")
 
