@@ -18,7 +18,7 @@ from memguard.pages import formatting as fmt
 from memguard.parallel.mesh_shape import AXES
 from memguard.planner.dry_run import format_bytes
 from memguard.planner.machine import Machine
-from memguard.planner.plan import LeastMemory, MeshPlan, Plan
+from memguard.planner.plan import LeastMemory, MeshPlan, Plan, describe_choice
 from memguard.runtime import format_duration
 from memguard.workflows.plan import Planned, PlanRequest
 from memguard.workflows.plan import plan as make_plan
@@ -27,12 +27,18 @@ from memguard.workflows.training.checks import CheckedRun
 _NUM_SHOWN = 8
 _KINDS = {
     "weights": "weights",
-    "optimizer": "AdamW's moments, fp32",
-    "gradients": "gradients, fp32",
+    "optimizer": "",
+    "gradients": "",
     "activations": "activations",
     "nll_chunk": "logits and the head's gradient",
     "buffers": "gathered weights, gradients in transfer",
     "allowance": "allowance for fragmentation",
+}
+
+
+_STATES = {
+    "adamw": "AdamW's moments, fp32",
+    "adamw_8bit": "AdamW's moments, 8-bit",
 }
 
 
@@ -52,6 +58,8 @@ def render_plan(plan: Plan, out: rich.console.Console, machine: Machine) -> None
     if plan.num_meshes > 1:
         out.print(_count(plan), highlight=False)
     print_indented(out, _table(shown, has_speeds="peak_tflops" not in machine.assumed))
+    if plan.with_change is not None:
+        out.print(f"\n{plan.change} would suffice, as {describe_choice(plan.with_change)}")
     first = plan.requested or (plan.enough.mesh if plan.enough else plan.meshes[0])
     out.print()
     out.print(_title(first, plan), highlight=False)
@@ -133,7 +141,13 @@ def _table(meshes: list[MeshPlan], *, has_speeds: bool) -> Table:
 
 def _kinds(mesh: MeshPlan, plan: Plan, owner: str) -> Table:
     adapters = "" if plan.adapter_r is None else "; adapters, fp32"
-    stored = {"weights": f"weights, {plan.weights}{adapters}"}
+    is_sum = mesh.num_micro_batches > 1 or plan.adapter_r is not None
+    dtype = f"{plan.weights}, one micro-batch a step" if plan.weights == "bf16" else "fp32"
+    stored = {
+        "weights": f"weights, {plan.weights}{adapters}",
+        "optimizer": _STATES.get(plan.optimizer, ""),
+        "gradients": f"gradients, {'fp32' if is_sum else dtype}",
+    }
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column()
     table.add_column(justify="right")

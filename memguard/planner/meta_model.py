@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 import transformers
+from torch import nn
 from torch.distributed.tensor.placement_types import Shard
 
+from memguard.config.optimizers import is_quantised
 from memguard.errors import ModelError
 from memguard.hf import from_config
 from memguard.hf.assembly import choose_trained
@@ -39,6 +41,8 @@ class Outline:
     """Tied parameters are counted once."""
     num_trained: int
     """Those of adapters if there are any, of the chosen modules, or else all of them."""
+    num_quantised: int
+    """Those of them whose moments `adamw_8bit` keeps in 8 bits."""
     vocab_size: int
     """Rows of the output embedding."""
 
@@ -62,9 +66,16 @@ def describe_model(
         raise ModelError(f"model '{name}' must have an output embedding; it has none")
     num_parameters = count_parameters(model)
     choose_trained(model, adapter, trainable_modules)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    embeddings = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
     return Outline(
         num_parameters=num_parameters,
-        num_trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        num_trained=sum(each.numel() for each in trained),
+        num_quantised=sum(
+            each.numel()
+            for each in trained
+            if is_quantised(each.shape, is_embedding=id(each) in embeddings)
+        ),
         vocab_size=head.weight.shape[0],
     )
 
