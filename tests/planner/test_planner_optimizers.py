@@ -93,7 +93,7 @@ def test_weights_in_bf16_are_not_cast_by_one_process() -> None:
     assert wide.peak.buffers == 2 * (NUM - 2 * TABLE - 4096)
     assert narrow.peak.buffers == 0
     # The residual stream that blocks keep is in the type of the weights.
-    assert wide.peak.activations > 1.9 * narrow.peak.activations
+    assert wide.peak.activations > 1.8 * narrow.peak.activations
 
 
 def test_without_a_backward_no_activations_are_kept_and_each_row_has_two_forwards() -> None:
@@ -141,7 +141,7 @@ def test_70b_on_eight_gpus_with_adalomo_has_one_micro_batch() -> None:
 
 
 def test_a_change_is_one_that_the_other_settings_allow() -> None:
-    large = replace(LLAMA_8B, num_layers=100)
+    large = replace(LLAMA_8B, num_layers=40)
     assert plan(large, 1, "train.micro_batch_size=1").change == (
         "optim.name=adalomo optim.max_grad_norm=null train.micro_batch_size=null train.weights=bf16"
     )
