@@ -36,12 +36,6 @@ _KINDS = {
 }
 
 
-_STATES = {
-    "adamw": "AdamW's moments, fp32",
-    "adamw_8bit": "AdamW's moments, 8-bit",
-}
-
-
 def render_plan(plan: Plan, out: rich.console.Console, machine: Machine) -> None:
     """Print a plan for a machine; speeds that are only assumed order the meshes unseen."""
     text = Text(plan.model, style="bold")
@@ -141,12 +135,11 @@ def _table(meshes: list[MeshPlan], *, has_speeds: bool) -> Table:
 
 def _kinds(mesh: MeshPlan, plan: Plan, owner: str) -> Table:
     adapters = "" if plan.adapter_r is None else "; adapters, fp32"
-    is_sum = mesh.num_micro_batches > 1 or plan.adapter_r is not None
-    dtype = f"{plan.weights}, one micro-batch a step" if plan.weights == "bf16" else "fp32"
+    is_one = mesh.num_micro_batches == 1 and plan.weights == "bf16" and not adapters
     stored = {
         "weights": f"weights, {plan.weights}{adapters}",
-        "optimizer": _STATES.get(plan.optimizer, ""),
-        "gradients": f"gradients, {'fp32' if is_sum else dtype}",
+        "optimizer": f"AdamW's moments, {'8-bit' if plan.optimizer == 'adamw_8bit' else 'fp32'}",
+        "gradients": f"gradients, {'bf16, one micro-batch a step' if is_one else 'fp32'}",
     }
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column()

@@ -13,6 +13,7 @@ The shape of the whole tensor decides whether it is quantised, so that every mes
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from memguard.config.training import OptimConfig, TrainConfig
 
@@ -40,12 +41,12 @@ class OptimizerFacts:
     """Of a parameter; of a quantised one if the optimizer quantises."""
     block: int = 1
     """Elements of the last dimension that a mesh must not separate."""
-    gradients: str = "all"
-    """Those that exist at a time: "all", of one "unit", or "none"."""
-    settings: frozenset[str] = frozenset()
-    """Fields of `optim` that not all optimizers read, and this one does."""
+    gradients: Literal["all", "unit", "none"] = "all"
+    """Those that exist at a time."""
+    reads: frozenset[str] = frozenset()
+    """Fields of `optim` that not all optimizers read."""
     why_no_clipping: str = ""
-    """Why 'max_grad_norm' must be null; "": it may be set."""
+    """Why 'max_grad_norm' must be null; empty if it may be set."""
 
     def count_state(self, num_parameters: int, *, num_quantised: int) -> float:
         """Return the state of parameters, of which some may be quantised (bytes)."""
@@ -53,20 +54,16 @@ class OptimizerFacts:
         return num_quantised * self.state_bytes + (num_parameters - num_quantised) * wide_bytes
 
 
-_ADAMW = frozenset({"betas", "eps", "weight_decay"})
-_8BIT_BYTES = 2 * (1 + 4 / BLOCK)
+_ADAMW, _MEZO = frozenset({"betas", "eps", "weight_decay"}), frozenset({"num_seeds"})
 _EARLY = "which updates weights before the norm of all gradients is known"
 _TWICE = "where it would take two backward passes (adalomo needs none)"
+_NONE = "which has no gradients"
 OPTIMIZERS: Mapping[str, OptimizerFacts] = {
-    "adamw": OptimizerFacts(state_bytes=_MOMENTS_BYTES, settings=_ADAMW),
-    "adamw_8bit": OptimizerFacts(state_bytes=_8BIT_BYTES, block=BLOCK, settings=_ADAMW),
+    "adamw": OptimizerFacts(state_bytes=_MOMENTS_BYTES, reads=_ADAMW),
+    "adamw_8bit": OptimizerFacts(state_bytes=2 + 8 / BLOCK, block=BLOCK, reads=_ADAMW),
     "adalomo": OptimizerFacts(gradients="unit", why_no_clipping=_EARLY),
     "lomo": OptimizerFacts(gradients="unit", why_no_clipping=_TWICE),
-    "mezo": OptimizerFacts(
-        gradients="none",
-        settings=frozenset({"num_seeds"}),
-        why_no_clipping="which has no gradients",
-    ),
+    "mezo": OptimizerFacts(gradients="none", reads=_MEZO, why_no_clipping=_NONE),
 }
 """By the values of 'optim.name'."""
 
@@ -86,11 +83,10 @@ def check_optimizer(
     )
     is_all, has_none = facts.gradients == "all", facts.gradients == "none"
     is_bf16, mode = train.weights == "bf16", train.activation_checkpointing
-    particular = frozenset().union(*(each.settings for each in OPTIMIZERS.values()))
     # A run's own config.yaml has every default written out.
     for setting, field in type(optim).model_fields.items():
         value = getattr(optim, setting)
-        if setting in particular - facts.settings and value != field.default:
+        if setting in (_ADAMW | _MEZO) - facts.reads and value != field.default:
             got = list(value) if isinstance(value, tuple) else value
             raise ValueError(f"'optim.{setting}' does nothing with {this}: leave it out; got {got}")
     is_split = isinstance(micro, int) and micro < train.batch_size

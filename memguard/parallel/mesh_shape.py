@@ -148,22 +148,15 @@ def _build_width_rules(sizes: ModelSizes) -> list[Rule]:
 
 
 def _build_block_rules(sizes: ModelSizes) -> list[Rule]:
-    """Return the rules for the last dimensions of matrices that the optimizer reads in blocks."""
-    dimensions: list[tuple[tuple[AxisName, ...], int]] = [
-        (("y",), sizes.hidden_size),
-        (("x",), sizes.num_heads * sizes.head_dim),
-        (("x",), sizes.intermediate_size),
-        (_SPLIT, sizes.expert_width or 1),
-        (_SPLIT, sizes.shared_expert_width or 1),
-    ]
+    """Return the rules for the last dimensions of matrices, of which blocks must not be cut."""
+    block, widths = sizes.block, (sizes.num_heads * sizes.head_dim, sizes.intermediate_size)
+    cut: list[tuple[tuple[AxisName, ...], int]] = [(("x",), width) for width in widths]
+    cut += [(_SPLIT, sizes.expert_width or 1), (_SPLIT, sizes.shared_expert_width or 1)]
+    what = f"blocks of {block} columns that adamw_8bit quantises"
     return [
-        must_divide(
-            axes,
-            size // sizes.block,
-            f"the {size // sizes.block} blocks of {sizes.block} columns that adamw_8bit quantises",
-        )
-        for axes, size in dimensions
-        if sizes.block > 1 and size % sizes.block == 0
+        must_divide(axes, width // block, f"the {width // block} {what}")
+        for axes, width in [(("y",), sizes.hidden_size), *cut]
+        if block > 1 and width % block == 0
     ]
 
 

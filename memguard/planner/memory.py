@@ -9,7 +9,6 @@ depends on the phase of the step; the peak is the largest of these phases:
     its reduction   these gradients, and their fp32 copy that FSDP2 reduces over z
     embedding       all gradients, and the unsharded gradient of the embedding
     update          all gradients
-    forward         one block's activations, where there is no backward
 
 Gradients, moments and reductions are those of the weights that are trained (`parameters`); a
 gradient has the type of its weight, the sum of those of several micro-batches is fp32, and where
@@ -197,8 +196,6 @@ class _Rank:
                 yield f"reduction of the {name} block's gradients", self.at_reduction(number)
         if self.part.has_embedding:
             yield "backward of the embedding", self.at_embedding()
-        if not self.has_backward:
-            yield "a block's forward", self.at_forward()
         yield "the update", self.at_update()
 
     def _use(
@@ -244,7 +241,9 @@ class _Rank:
         if self.part.has_head:
             nll_chunk += self.table * (wide + (a if narrow else 0))
         num_layers, gathering, acts = self.sizes.num_layers, 0, self.acts
-        kept = self._kept_before(num_layers) + acts.shared() + acts.norm() + acts.stream()
+        # Without a backward the peak is here or in a block's forward: at most their sum.
+        kept = self._kept_before(num_layers) if self.has_backward else acts.whole()
+        kept += acts.shared() + acts.norm() + acts.stream()
         if self.is_plain:
             # Autocast keeps each weight that it has cast for backward until the forward ends.
             num_cast = self.part.num_reached if self.has_backward else num_layers
@@ -262,16 +261,6 @@ class _Rank:
         is_reduced = self.is_frozen and not self.is_plain
         buffers = self.num_trained * ADAPTER_BYTES if is_reduced else 0
         return self._use(gradients=self.num_trained, buffers=buffers)
-
-    def at_forward(self) -> MemoryUse:
-        """Return a block's forward: its activations, of which none are kept."""
-        casts = self.sizes.num_layers * self.gathered_block if self.acts.casts else 0
-        return self._use(
-            gradients=0,
-            activations=self.acts.shared() + self.acts.whole() + self.acts.stream(),
-            buffers=casts if self.is_plain else self.gathered_block,
-            gathering=0 if self.is_plain else self.gathered_block,
-        )
 
     def at_mlp(self, number: int) -> MemoryUse:
         """Return the backward of a block's MLP, where most activation gradients exist."""

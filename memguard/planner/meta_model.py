@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import transformers
-from torch import nn
 from torch.distributed.tensor.placement_types import Shard
 
 from memguard.config.optimizers import is_quantised
@@ -67,15 +66,12 @@ def describe_model(
     num_parameters = count_parameters(model)
     choose_trained(model, adapter, trainable_modules)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    embeddings = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
+    table = model.get_input_embeddings().weight
+    quantised = [each for each in trained if is_quantised(each.shape, is_embedding=each is table)]
     return Outline(
         num_parameters=num_parameters,
         num_trained=sum(each.numel() for each in trained),
-        num_quantised=sum(
-            each.numel()
-            for each in trained
-            if is_quantised(each.shape, is_embedding=id(each) in embeddings)
-        ),
+        num_quantised=sum(each.numel() for each in quantised),
         vocab_size=head.weight.shape[0],
     )
 

@@ -77,15 +77,6 @@ class Unit:
         """Return the size once gathered over z (bytes)."""
         return self.z * self.stored_bytes(element_bytes)
 
-    def count_quantised(self, mesh: MeshShape) -> int:
-        """Return the elements that this rank stores of matrices that adamw_8bit quantises."""
-        return sum(
-            -(-rows // self.z) * length
-            for name, (rows, length) in zip(self.parameters, self.shapes, strict=True)
-            # A matrix has its rows over one of x and y, its columns over the other.
-            if is_quantised((rows * mesh.x * mesh.y, length), is_embedding=name == _EMBEDDING)
-        )
-
     def only(self, is_chosen: Callable[[str], bool]) -> "Unit":
         """Return the unit with some of its parameters, by their names."""
         pairs = zip(self.parameters, self.shapes, strict=True)
@@ -233,7 +224,13 @@ class TrainedPart:
     def count_state(self, facts: OptimizerFacts, mesh: MeshShape) -> int:
         """Return the optimizer's state on this rank (bytes); that of adapters is not quantised."""
         units = [*((unit, 1) for unit in self.others), *((b.unit, n) for b, n in self.kinds)]
-        num_quantised = sum(count * unit.count_quantised(mesh) for unit, count in units)
+        num_quantised = sum(
+            count * -(-rows // unit.z) * length
+            for unit, count in units
+            for name, (rows, length) in zip(unit.parameters, unit.shapes, strict=True)
+            # A matrix has its rows over one of x and y, its columns over the other.
+            if is_quantised((rows * mesh.x * mesh.y, length), is_embedding=name == _EMBEDDING)
+        )
         return round(facts.count_state(self.stored, num_quantised=num_quantised))
 
     @cached_property

@@ -138,8 +138,7 @@ def describe_work(config: RunConfig, *, device_type: str) -> Work:
     train, is_gpu = config.train, device_type == "cuda"
     rows, mode = train.micro_batch_size, train.activation_checkpointing
     facts = OPTIMIZERS[config.optim.name]
-    if facts.gradients == "none" and mode == "auto":
-        mode = "none"
+    has_modes = is_gpu and facts.gradients != "none"
     if find_mitigation(config.mitigations, DpSgdConfig) is not None:
         rows = 1
     elif facts.gradients == "unit" or rows is None or (rows == "auto" and not is_gpu):
@@ -151,7 +150,7 @@ def describe_work(config: RunConfig, *, device_type: str) -> Work:
         seq_len=config.data.seq_len,
         batch_size=train.batch_size,
         micro_batch_size=None if rows == "auto" else rows,
-        checkpointing=mode if mode != "auto" else None if is_gpu else "none",
+        checkpointing=mode if mode != "auto" else None if has_modes else "none",
         compute_bytes=2 if is_bf16 else 4,
         chunk_tokens=train.nll_chunk_tokens,
         reshard_after_forward=config.parallel.reshard_after_forward,

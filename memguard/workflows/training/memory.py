@@ -227,9 +227,8 @@ def keep_precision(config: RunConfig, folder: Path) -> RunConfig:
 
 def list_free(config: RunConfig) -> frozenset[str]:
     """Return the settings of `train` that `auto` chooses by memory."""
-    names = ["micro_batch_size"]
-    if OPTIMIZERS[config.optim.name].gradients != "none":
-        names.append("activation_checkpointing")
+    has_none = OPTIMIZERS[config.optim.name].gradients == "none"
+    names = ("micro_batch_size", "activation_checkpointing")[: 1 if has_none else 2]
     return frozenset(name for name in names if getattr(config.train, name) == "auto")
 
 
