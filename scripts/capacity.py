@@ -139,7 +139,7 @@ def _find_largest(empty: Capacity, run: RunConfig, machine: Machine) -> Capacity
         inputs = PlanInputs(
             name=name, machine=machine, num_gpus=machine.gpus_per_node, work=work, mesh=None
         )
-        _, meshes = inputs.list_meshes(limit_sizes(sizes, work.adapter))
+        _, meshes = inputs.list_meshes(limit_sizes(sizes, work))
         ranked, _ = rank_meshes(sizes, meshes, work, machine)
         if ranked:
             best = ranked[0]

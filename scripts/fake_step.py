@@ -180,7 +180,8 @@ def _make_moments(step: TrainStep) -> None:
     """Allocate AdamW's state, as its first step does."""
     for parameter in step.parameters:
         parameter.local.grad = torch.zeros_like(parameter.local)
-    step.optimizer.step()
+    step.optimizer.begin(step=1, lr=0.0)
+    step.optimizer.update()
     for parameter in step.parameters:
         parameter.local.grad = None
 

@@ -18,7 +18,7 @@ from memguard.pages import formatting as fmt
 from memguard.parallel.mesh_shape import AXES
 from memguard.planner.dry_run import format_bytes
 from memguard.planner.machine import Machine
-from memguard.planner.plan import LeastMemory, MeshPlan, Plan
+from memguard.planner.plan import LeastMemory, MeshPlan, Plan, describe_choice
 from memguard.runtime import format_duration
 from memguard.workflows.plan import Planned, PlanRequest
 from memguard.workflows.plan import plan as make_plan
@@ -27,8 +27,8 @@ from memguard.workflows.training.checks import CheckedRun
 _NUM_SHOWN = 8
 _KINDS = {
     "weights": "weights",
-    "optimizer": "AdamW's moments, fp32",
-    "gradients": "gradients, fp32",
+    "optimizer": "",
+    "gradients": "",
     "activations": "activations",
     "nll_chunk": "logits and the head's gradient",
     "buffers": "gathered weights, gradients in transfer",
@@ -52,6 +52,8 @@ def render_plan(plan: Plan, out: rich.console.Console, machine: Machine) -> None
     if plan.num_meshes > 1:
         out.print(_count(plan), highlight=False)
     print_indented(out, _table(shown, has_speeds="peak_tflops" not in machine.assumed))
+    if plan.with_change is not None:
+        out.print(f"\n{plan.change} would suffice, as {describe_choice(plan.with_change)}")
     first = plan.requested or (plan.enough.mesh if plan.enough else plan.meshes[0])
     out.print()
     out.print(_title(first, plan), highlight=False)
@@ -133,7 +135,12 @@ def _table(meshes: list[MeshPlan], *, has_speeds: bool) -> Table:
 
 def _kinds(mesh: MeshPlan, plan: Plan, owner: str) -> Table:
     adapters = "" if plan.adapter_r is None else "; adapters, fp32"
-    stored = {"weights": f"weights, {plan.weights}{adapters}"}
+    is_one = mesh.num_micro_batches == 1 and plan.weights == "bf16" and not adapters
+    stored = {
+        "weights": f"weights, {plan.weights}{adapters}",
+        "optimizer": f"AdamW's moments, {'8-bit' if plan.optimizer == 'adamw_8bit' else 'fp32'}",
+        "gradients": f"gradients, {'bf16, one micro-batch a step' if is_one else 'fp32'}",
+    }
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column()
     table.add_column(justify="right")

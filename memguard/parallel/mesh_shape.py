@@ -11,6 +11,7 @@ Each degree splits, and so must divide:
     y x        width of experts                                 expert_width, in multiples of
                                                                 expert_unit
     y x        width of shared experts                          shared_expert_width
+    y, x, y x  blocks of 64 that adamw_8bit quantises           the widths of matrices / 64
     x          key/value heads: whole heads per rank, or        num_kv_heads % x == 0, or
                equal parts of one head, gathered over           x % num_kv_heads == 0 and
                x/num_kv_heads ranks in forward                  num_kv_heads * head_dim % x == 0
@@ -82,6 +83,7 @@ def build_rules(sizes: Sizes | None, batch_size: int | None) -> list[Rule]:
             holds=lambda x: x <= kv_heads or kv_features % x == 0,
         ),
         *_build_width_rules(sizes),
+        *_build_block_rules(sizes),
         Rule(
             axes=("x",),
             text=f"must leave every rank some of the model's {vocab_size} vocabulary entries",
@@ -143,6 +145,19 @@ def _build_width_rules(sizes: ModelSizes) -> list[Rule]:
         what = f"the shared experts' FFN width of {sizes.shared_expert_width}"
         rules.append(must_divide(_SPLIT, sizes.shared_expert_width, what))
     return rules
+
+
+def _build_block_rules(sizes: ModelSizes) -> list[Rule]:
+    """Return the rules for the last dimensions of matrices, of which blocks must not be cut."""
+    block, widths = sizes.block, (sizes.num_heads * sizes.head_dim, sizes.intermediate_size)
+    cut: list[tuple[tuple[AxisName, ...], int]] = [(("x",), width) for width in widths]
+    cut += [(_SPLIT, sizes.expert_width or 1), (_SPLIT, sizes.shared_expert_width or 1)]
+    what = f"blocks of {block} columns that adamw_8bit quantises"
+    return [
+        must_divide(axes, width // block, f"the {width // block} {what}")
+        for axes, width in [(("y",), sizes.hidden_size), *cut]
+        if block > 1 and width % block == 0
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

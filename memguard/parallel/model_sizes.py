@@ -5,9 +5,10 @@ head); intermediate_size, ffn_dim, ffn_hidden_size or n_inner.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from memguard.config.optimizers import OPTIMIZERS
 from memguard.errors import ModelError
 
 # Families whose memory and traffic the planner can estimate; all have the layers of Llama.
@@ -30,7 +31,7 @@ _UNGROUPED = frozenset({"falcon", "gpt2", "gpt_bigcode", "gpt_neox", "opt", "per
 _FFN_WIDTHS = ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")
 # Families whose FFN is four times as wide as the residual stream unless their field is set.
 _FOUR_TIMES = {"gpt2": "n_inner", "gpt_bigcode": "n_inner", "falcon": "ffn_hidden_size"}
-_EXPERT_COUNTS = ("num_local_experts", "num_experts")
+EXPERT_COUNTS = ("num_local_experts", "num_experts")
 _REQUIRED_FIELDS = {
     "mistral": ("num_key_value_heads",),
     "qwen2": ("num_key_value_heads",),
@@ -81,6 +82,12 @@ class ModelSizes:
     """A rank's part of the width is a multiple of this: kernels for all experts at once take rows
     of a multiple of 16 bytes."""
     shared_expert_width: int | None = None
+    block: int = 1
+    """Elements of the last dimension of a matrix that the optimizer needs on one rank."""
+
+    def for_optimizer(self, name: str) -> "ModelSizes":
+        """Return the sizes with what an optimizer, by its name, needs on one rank."""
+        return replace(self, block=OPTIMIZERS[name].block)
 
     @classmethod
     def from_config(cls, hf_config: Any) -> "ModelSizes":
@@ -143,7 +150,7 @@ class ModelSizes:
             has_mlp_bias=bool(get("mlp_bias")),
             has_head_norms=family == "qwen3",
             expert_width=get("moe_intermediate_size") or get("intermediate_size")
-            if any(get(field) for field in _EXPERT_COUNTS)
+            if any(get(field) for field in EXPERT_COUNTS)
             else None,
             # Its matrices have gate and up, or features, as the last dimension.
             expert_unit=4 if family == "gpt_oss" else 8,

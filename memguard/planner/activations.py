@@ -47,10 +47,9 @@ class BlockActivations:
         # Attention with a mask repeats keys and values, one for each query head.
         is_repeated = settings.has_mask and self.heads > kv_heads
         self.repeated = self.queries if is_repeated else self.keys
-        # One process runs plain modules: the residual stream is fp32, and autocast casts matmuls.
-        # The base of adapters is stored in the precision of the run instead.
-        self.is_wide = mesh.num_ranks == 1 and settings.adapter is None
-        self.casts = self.is_wide and settings.compute_bytes < settings.wide_bytes
+        # One process runs plain modules: the residual stream has the type of stored weights, and
+        # autocast casts those of matmuls. The base of adapters has the precision of the run.
+        self.casts = mesh.num_ranks == 1 and settings.compute_bytes < settings.stored_bytes
 
     def narrow(self, num_features: int) -> int:
         """Return the bytes of activations with this number of features."""
@@ -62,7 +61,7 @@ class BlockActivations:
 
     def stream(self) -> int:
         """Return the size of the residual stream."""
-        return self.wide(self.features) if self.is_wide else self.narrow(self.features)
+        return self.wide(self.features) if self.casts else self.narrow(self.features)
 
     def norm(self) -> int:
         """Return what a norm keeps: fp32 input, normalised values, and the input of a matmul."""

@@ -8,7 +8,8 @@
                   which is attention alone, x ATTENTION_SHARE. Without flash attention each head
                   also reads a mask of a row's T (T+1)/2 pairs
     element-wise  bytes that its kernels read and write / (memory bandwidth x ELEMENT_SHARE)
-    storage       bytes that FSDP2 copies in and out of its buffers, and that AdamW reads and writes
+    storage       bytes that FSDP2 copies in and out of its buffers; weights and state, which the
+                  update reads and writes, and gradients, which clipping does too
 
 Elements that are read and written for a token in forward, twice as many in backward:
 
@@ -130,9 +131,6 @@ _SEPARATE_ELEMENTS = (14, 10, 5)
 _SPLIT_NORM_ELEMENTS = 42
 # Of a logit and its gradient, in `sum_nll`: casts, maximum, exponential, sum, difference.
 _LOGIT_PASSES = 8
-# Of a stored parameter: AdamW reads weight, gradient and two moments and writes three of them;
-# clipping reads and writes the gradient. All fp32.
-_UPDATE_BYTES = 4 * 9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,7 +157,7 @@ class ComputeTimes:
     ends_s: float
     """Head and losses of one micro-batch, forward and backward."""
     update_s: float
-    """Clipping and AdamW, once a step."""
+    """Clipping and the update, once a step."""
 
 
 def estimate_compute(
@@ -173,11 +171,12 @@ def estimate_compute(
     """
     part = find_trained(sizes, mesh, settings.adapter, settings.trained_modules)
     rank = _Rank(sizes, mesh, settings, machine, part)
+    moved = 2 * settings.weight_bytes + 3 * settings.gradient_bytes
     return ComputeTimes(
         block=rank.block(seq_len),
         num_reached=part.num_reached,
         ends_s=rank.ends(),
-        update_s=rank.move(part.stored * _UPDATE_BYTES),
+        update_s=rank.move(part.stored * moved + 2 * part.count_state(settings.facts, mesh)),
     )
 
 

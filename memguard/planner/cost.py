@@ -127,7 +127,8 @@ def estimate_step(
 ) -> StepEstimate:
     """Estimate one optimizer step, on as many nodes of the machine as the mesh needs."""
     compute = estimate_compute(sizes, mesh, settings, machine, seq_len=seq_len)
-    times = settings.num_micro_batches
+    # Without a backward the weights are changed one way and the other, with a forward each.
+    times = settings.num_micro_batches * (2 if settings.trained_modules == () else 1)
     schedule = _Schedule(machine, mesh, StepTraffic(sizes, mesh, settings), compute)
     # Gradients go over data in the last micro-batch.
     schedule.add_micro_batches(times - 1, sizes.num_layers, reduces_data=False)
@@ -137,7 +138,7 @@ def estimate_step(
     micro_batch_s = sizes.num_layers * block.forward_s + compute.ends_s
     micro_batch_s += compute.num_reached * (block.again_s + block.backward_s)
     return StepEstimate(
-        num_tokens=settings.num_tokens * times * mesh.num_batch_ways,
+        num_tokens=settings.num_tokens * settings.num_micro_batches * mesh.num_batch_ways,
         compute_s=times * micro_batch_s + compute.update_s,
         axes=tuple(schedule.axes.values()),
     )

@@ -4,7 +4,7 @@ It neither names nor quotes a document. Disk space that a run needs at most:
 
     during training  `keep_checkpoints` checkpoints, and the next one while it is written
     at the end       the kept checkpoints, and `model/` or `adapter/`
-    checkpoint       trained weights and AdamW's two moments, fp32: 12 bytes a parameter
+    checkpoint       trained weights and the optimizer's state, 12 bytes a parameter of adamw
 
 From the first save on, the processes hold as much again in the machine's memory, for the copy that
 is saved while training goes on; with `parallel.data` above 1 so much for each copy of the model.
@@ -129,26 +129,27 @@ def note(topic: Topic, text: str) -> Remark:
     return Remark(level="info", topic=topic, text=text)
 
 
-_BYTES_PER_PARAMETER = 12
 _FREE_SHARE_TO_LEAVE = 0.05
 
 
 def remark_on_disk(
-    *, num_trained: int, num_checkpoints: int, keep: int, export_bytes: int, free_bytes: int
+    *, checkpoint_bytes: int, num_checkpoints: int, keep: int, export_bytes: int, free_bytes: int
 ) -> Remark:
     """Return how much a run writes; a warning where it does not fit, or only just.
 
-    ``num_trained`` counts tied parameters once; ``free_bytes`` has what the run wrote before.
+    ``free_bytes`` has what the run wrote before.
     """
-    checkpoint = _BYTES_PER_PARAMETER * num_trained
     # An old checkpoint is deleted when the next is complete.
     most = min(num_checkpoints, keep + 1)
-    peak = max(most * checkpoint, min(num_checkpoints, keep) * checkpoint + export_bytes)
+    peak = max(
+        most * checkpoint_bytes, min(num_checkpoints, keep) * checkpoint_bytes + export_bytes
+    )
+    size = format_bytes(checkpoint_bytes)
     times = "one" if most == 1 else f"at most {most}"
     text = (
-        f"Checkpoints take {format_bytes(checkpoint)} each, {times} at a time, and the export "
+        f"Checkpoints take {size} each, {times} at a time, and the export "
         f"{format_bytes(export_bytes)}: {format_bytes(peak)} in all; {format_bytes(free_bytes)} "
-        f"are free. Saves copy the state into {format_bytes(checkpoint)} of the machine's memory."
+        f"are free. Saves copy the state into {size} of the machine's memory."
     )
     if peak > free_bytes * (1 - _FREE_SHARE_TO_LEAVE):
         ways = "Lower 'train.keep_checkpoints', free some disk, or choose another 'output_dir'."

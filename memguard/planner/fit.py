@@ -24,7 +24,6 @@ from memguard.planner.machine import Machine
 from memguard.planner.memory import MemoryEstimate, estimate_memory
 from memguard.planner.parameters import block_unit, find_trained, other_units
 from memguard.planner.step_settings import (
-    AdapterSizes,
     Checkpointing,
     StepOptions,
     StepSettings,
@@ -38,6 +37,7 @@ _MODES: tuple[Checkpointing, ...] = get_args(Checkpointing)
 BETTER_MACHINE = "use GPUs with more memory, more of them, or a smaller model"
 SCRATCH = "model.scratch"
 """Name of a model that has no path."""
+_TYPES = {2: "bf16", 4: "fp32"}
 _MAX_NODES_TRIED = 256
 _LARGEST_FLASH_HEAD = 256
 
@@ -88,7 +88,7 @@ class PlanInputs:
 
     def describe(self) -> dict[str, Any]:
         """Return the fields of `Plan` that repeat these."""
-        precision, adapter = "bf16" if self.work.compute_bytes == 2 else "fp32", self.work.adapter
+        precision, adapter = _TYPES[self.work.compute_bytes], self.work.adapter
         return {
             "model": self.name,
             "machine": self.machine.name,
@@ -97,7 +97,8 @@ class PlanInputs:
             "seq_len": self.work.seq_len,
             "batch_size": self.work.batch_size,
             "precision": precision,
-            "weights": "fp32" if adapter is None else "NF4" if adapter.is_nf4 else precision,
+            "weights": "NF4" if adapter and adapter.is_nf4 else _TYPES[self.work.stored_bytes],
+            "optimizer": self.work.optimizer,
             "adapter_r": None if adapter is None else adapter.r,
         }
 
@@ -178,16 +179,23 @@ def find_fit(sizes: ModelSizes, mesh: MeshShape, work: Work, machine: Machine) -
         )
 
     def choose_largest(mode: Checkpointing, share: float) -> Fit:
+        if (one := choose(mode, micro_batches[0])).fits_in(share):
+            return one
         number = bisect_left(micro_batches, True, key=lambda n: choose(mode, n).fits_in(share))
         return choose(mode, micro_batches[number])
 
     has_mask = needs_mask(sizes, work, machine)
     micro_batches = list_micro_batches(work.num_rows(mesh))
-    if work.micro_batch_size is not None:
+    if work.facts.gradients == "unit":
+        micro_batches = micro_batches[:1]
+    elif work.micro_batch_size is not None:
         micro_batches = [min(work.micro_batch_size, work.num_rows(mesh))]
     modes = _MODES if work.checkpointing is None else (work.checkpointing,)
-    # The smallest micro-batch needs least memory, so it shows whether any size fits.
-    smallest = [choose(mode, micro_batches[-1]) for mode in modes]
+    # The smallest micro-batch has the fewest activations; one of all rows needs no fp32 sums.
+    ends = micro_batches[-1:] if work.stored_bytes > 2 else [micro_batches[-1], micro_batches[0]]
+    smallest = [
+        min((choose(mode, n) for n in ends), key=lambda fit: fit.needed_bytes) for mode in modes
+    ]
     for share in (1 - machine.margin, 1.0) if machine.margin else (1.0,):
         fitting = [
             choose_largest(fit.settings.checkpointing, share)
@@ -241,7 +249,7 @@ def find_enough_gpus(sizes: ModelSizes, work: Work, machine: Machine) -> Ranked 
     Equal parts of a node are tried first, then whole nodes, starting with the number on which
     weights, gradients and moments fit. If the batch size is given, it must be divisible.
     """
-    node, limited = machine.gpus_per_node, limit_sizes(sizes, work.adapter)
+    node, limited = machine.gpus_per_node, limit_sizes(sizes, work)
     least = -(-_count_stored_bytes(sizes, work) // machine.usable_bytes)
     parts = [part for part in range(least, node) if node % part == 0]
     first = -(-least // node)
@@ -281,22 +289,20 @@ def list_remedies(sizes: ModelSizes, mesh: MeshShape, work: Work, machine: Machi
     return remedies
 
 
-def find_adapter_fit(
+def find_changed_fit(
     sizes: ModelSizes,
     meshes: Sequence[MeshShape],
     work: Work,
     machine: Machine,
     *,
-    r: int,
     first: MeshShape | None,
 ) -> Ranked | None:
-    """Return the mesh on which training LoRA adapters of rank ``r`` instead of the weights fits.
-
-    It is the first mesh, or else the fastest; None if the step fits on no mesh.
-    """
-    work = replace(work, adapter=AdapterSizes(r=r))
+    """Return the mesh on which another step fits: the first, or else the fastest; None: none."""
+    limited, batch_size, order = limit_sizes(sizes, work), work.batch_size, meshes[0].order
+    allowed = list_meshes(meshes[0].num_ranks, limited, batch_size=batch_size, order=order)
     for tried in ([] if first is None else [first], meshes):
-        ranked, _ = rank_meshes(sizes, tried, work, machine)
+        possible = [mesh for mesh in tried if mesh in allowed]
+        ranked, _ = rank_meshes(sizes, possible, work, machine)
         if ranked:
             return ranked[0]
     return None
@@ -314,7 +320,9 @@ def _count_stored_bytes(sizes: ModelSizes, work: Work) -> int:
     whole, adapter = MeshShape(), work.adapter
     part = find_trained(sizes, whole, adapter, work.trained_modules)
     if adapter is None:
-        return 4 * count_parameters(sizes) + 12 * part.stored
+        gradients = part.stored * work.weight_bytes if work.facts.gradients == "all" else 0
+        state = gradients + part.count_state(work.facts, whole)
+        return work.weight_bytes * count_parameters(sizes) + state
     block = block_unit(sizes, whole, is_nf4=adapter.is_nf4)
     stored = sizes.num_layers * block.stored_bytes(work.compute_bytes)
     return stored + sum(unit.stored_bytes(work.compute_bytes) for unit in other_units(sizes, whole))

@@ -1,7 +1,7 @@
 """Estimates the memory of a rank in a training step by formulas. No torch.
 
-Stored weights and AdamW's two moments (both fp32) are always allocated. Other memory depends on the
-phase of the step; the peak is the largest of these phases:
+Stored weights and the optimizer's state (`config.optimizers`) are always allocated. Other memory
+depends on the phase of the step; the peak is the largest of these phases:
 
     head            activations kept by all blocks, one chunk of logits, the head's gradient
     a block's MLP   activations kept by earlier blocks, this block's recomputed, their gradients
@@ -10,7 +10,9 @@ phase of the step; the peak is the largest of these phases:
     embedding       all gradients, and the unsharded gradient of the embedding
     update          all gradients
 
-Gradients, moments and reductions are those of the weights that are trained (`parameters`); blocks
+Gradients, moments and reductions are those of the weights that are trained (`parameters`); a
+gradient has the type of its weight, the sum of those of several micro-batches is fp32, and where
+backward updates the weights those of the largest unit exist at most. Blocks
 that backward does not reach keep nothing (activations.py). With adapters the base is stored in the
 precision of the run. Of a base in NF4 (`parameters`) the weight of one layer at a time is dense.
 
@@ -64,15 +66,15 @@ def count_gathers(
     return max(map(sum, zip([0, *sizes], sizes, rounded, strict=False)))
 
 
-def count_reductions(trained: Sequence[Unit], *, num_micro_batches: int, element_bytes: int) -> int:
-    """Return what the pool of reductions has besides all stored gradients (bytes)."""
-    if num_micro_batches == 1:
-        return 0
-    return max((unit.stored * element_bytes for unit in trained), default=0)
+def count_reductions(largest: int, settings: StepSettings) -> int:
+    """Return what the pool of reductions has besides all stored gradients (bytes).
 
-
-_STORED_BYTES = 4
-_MOMENTS_BYTES = 8
+    ``largest``: elements of the largest trained unit. Gradients of weights in bf16 are rounded from
+    what is reduced in fp32, and several micro-batches are added to others.
+    """
+    is_rounded, is_added = settings.weight_bytes < 4, settings.num_micro_batches > 1
+    copy = settings.weight_bytes if is_rounded and is_added else 0
+    return largest * (settings.wide_bytes + copy) if is_rounded or is_added else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +113,8 @@ class MemoryEstimate:
     peak: MemoryUse
     gradient_bytes: int
     """Gradients once all are stored."""
+    saved_bytes: int
+    """What a checkpoint has of this rank: trained weights and the optimizer's state."""
 
 
 def estimate_memory(
@@ -120,8 +124,12 @@ def estimate_memory(
     rank = _Rank(sizes, mesh, settings, seq_len)
     moments = dict(rank.moments())
     name = max(moments, key=lambda moment: moments[moment].total)
+    saved = rank.num_trained * settings.weight_bytes if rank.has_backward else rank.weight_bytes
     return MemoryEstimate(
-        moment=name, peak=moments[name], gradient_bytes=rank.num_trained * _STORED_BYTES
+        moment=name,
+        peak=moments[name],
+        gradient_bytes=rank.num_gradients * settings.gradient_bytes,
+        saved_bytes=saved + rank.state_bytes,
     )
 
 
@@ -145,10 +153,15 @@ class _Rank:
         self.table = own.vocab * own.features
         self.is_plain = mesh.num_ranks == 1
         self.is_frozen = adapter is not None
-        self.num_trained = self.part.stored
+        self.num_trained, self.has_backward = self.part.stored, settings.trained_modules != ()
+        self.state_bytes = self.part.count_state(settings.facts, mesh)
+        units = (*self.part.others, *(block.unit for block, _ in self.part.kinds))
+        self.largest = max((unit.stored for unit in units), default=0)
+        is_early = settings.facts.gradients == "unit"
+        self.num_gradients = self.largest if is_early else self.num_trained
         others = zip(self.others, self.part.others, strict=True)
         self.stored_at_end = sum(part.stored for unit, part in others if unit.name != "embedding")
-        element_bytes = settings.compute_bytes if self.is_frozen else _STORED_BYTES
+        element_bytes = settings.stored_bytes
         self.weight_bytes = sizes.num_layers * self.block.stored_bytes(element_bytes)
         self.weight_bytes += sum(unit.stored_bytes(element_bytes) for unit in self.others)
         self.weight_bytes += self.num_trained * ADAPTER_BYTES if self.is_frozen else 0
@@ -162,14 +175,10 @@ class _Rank:
                 self.others,
                 num_layers=sizes.num_layers,
                 element_bytes=settings.compute_bytes,
-                is_rounded=not self.is_frozen and settings.compute_bytes < _STORED_BYTES,
+                is_rounded=settings.compute_bytes < settings.stored_bytes,
             )
         if self.stores_gradients:
-            self.reductions = count_reductions(
-                [*(block.unit for block, _ in self.part.kinds), *self.part.others],
-                num_micro_batches=settings.num_micro_batches,
-                element_bytes=settings.wide_bytes,
-            )
+            self.reductions = count_reductions(self.largest, settings)
 
     # -- moments -------------------------------------------------------------------------------
 
@@ -207,11 +216,12 @@ class _Rank:
         if self.stores_gradients:
             gradients = self.num_trained
             buffers += self.reductions
+        gradients = min(gradients, self.num_gradients)
         buffers += self.gathers if self.has_pools else gathering
         return MemoryUse(
             weights=self.weight_bytes,
-            optimizer=self.num_trained * _MOMENTS_BYTES,
-            gradients=gradients * _STORED_BYTES,
+            optimizer=self.state_bytes,
+            gradients=gradients * self.settings.gradient_bytes,
             activations=activations,
             nll_chunk=nll_chunk,
             buffers=buffers,
@@ -231,10 +241,13 @@ class _Rank:
         if self.part.has_head:
             nll_chunk += self.table * (wide + (a if narrow else 0))
         num_layers, gathering, acts = self.sizes.num_layers, 0, self.acts
-        kept = self._kept_before(num_layers) + acts.shared() + acts.norm() + acts.stream()
+        # Without a backward the peak is here or in a block's forward: at most their sum.
+        kept = self._kept_before(num_layers) if self.has_backward else acts.whole()
+        kept += acts.shared() + acts.norm() + acts.stream()
         if self.is_plain:
             # Autocast keeps each weight that it has cast for backward until the forward ends.
-            buffers = self.part.num_reached * self.gathered_block if self.acts.casts else 0
+            num_cast = self.part.num_reached if self.has_backward else num_layers
+            buffers = num_cast * self.gathered_block if self.acts.casts else 0
         else:
             buffers = a * self.table + self._not_freed(num_layers)
             # An untied head was gathered last, into a buffer that is still allocated.
@@ -246,7 +259,7 @@ class _Rank:
     def at_update(self) -> MemoryUse:
         """Return the update; the gradients of adapters are reduced in one tensor before it."""
         is_reduced = self.is_frozen and not self.is_plain
-        buffers = self.num_trained * _STORED_BYTES if is_reduced else 0
+        buffers = self.num_trained * ADAPTER_BYTES if is_reduced else 0
         return self._use(gradients=self.num_trained, buffers=buffers)
 
     def at_mlp(self, number: int) -> MemoryUse:

@@ -16,6 +16,7 @@ import torch
 import transformers
 from torch.distributed.tensor.placement_types import Shard
 
+from memguard.config.optimizers import is_quantised
 from memguard.errors import ModelError
 from memguard.hf import from_config
 from memguard.hf.assembly import choose_trained
@@ -39,6 +40,8 @@ class Outline:
     """Tied parameters are counted once."""
     num_trained: int
     """Those of adapters if there are any, of the chosen modules, or else all of them."""
+    num_quantised: int
+    """Those of them whose moments `adamw_8bit` keeps in 8 bits."""
     vocab_size: int
     """Rows of the output embedding."""
 
@@ -62,9 +65,13 @@ def describe_model(
         raise ModelError(f"model '{name}' must have an output embedding; it has none")
     num_parameters = count_parameters(model)
     choose_trained(model, adapter, trainable_modules)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    table = model.get_input_embeddings().weight
+    quantised = [each for each in trained if is_quantised(each.shape, is_embedding=each is table)]
     return Outline(
         num_parameters=num_parameters,
-        num_trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        num_trained=sum(each.numel() for each in trained),
+        num_quantised=sum(each.numel() for each in quantised),
         vocab_size=head.weight.shape[0],
     )
 

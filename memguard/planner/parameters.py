@@ -33,6 +33,7 @@ from itertools import accumulate
 from typing import Literal, TypeVar
 
 from memguard.config.adapters import matches_target
+from memguard.config.optimizers import OptimizerFacts, is_quantised
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.step_settings import AdapterSizes
@@ -219,6 +220,18 @@ class TrainedPart:
     """The different blocks, and how many there are of each."""
     stored: int
     """Elements that this rank trains."""
+
+    def count_state(self, facts: OptimizerFacts, mesh: MeshShape) -> int:
+        """Return the optimizer's state on this rank (bytes); that of adapters is not quantised."""
+        units = [*((unit, 1) for unit in self.others), *((b.unit, n) for b, n in self.kinds)]
+        num_quantised = sum(
+            count * -(-rows // unit.z) * length
+            for unit, count in units
+            for name, (rows, length) in zip(unit.parameters, unit.shapes, strict=True)
+            # A matrix has its rows over one of x and y, its columns over the other.
+            if is_quantised((rows * mesh.x * mesh.y, length), is_embedding=name == _EMBEDDING)
+        )
+        return round(facts.count_state(self.stored, num_quantised=num_quantised))
 
     @cached_property
     def first(self) -> int:

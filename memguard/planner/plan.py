@@ -4,14 +4,15 @@ The records are those of `memguard plan --json`. Of families whose memory and ti
 plan has only what a rank stores at least:
 
     elements of a rank = sum over parameters of numel / (y if split over y) / (x if over x) / z
-    bytes              = 4 of a weight, 4 of its gradient, 8 of AdamW's moments; of a frozen weight
-                         only those of its dtype
+    bytes              = those of a weight, of its gradient unless backward frees it, and of its
+                         state (`config.optimizers`); of a frozen weight only those of its dtype
 
 This is the mean over ranks, so that the fullest rank stores at least as much. A run is refused only
 if that alone exceeds the memory of a GPU; activations and buffers, which come on top, are unknown.
 """
 
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Literal
 
 from memguard.errors import ConfigError
@@ -26,21 +27,20 @@ from memguard.planner.fit import (
     PlanInputs,
     count_parameters,
     describe_faster,
-    find_adapter_fit,
+    find_changed_fit,
     find_enough_gpus,
     find_fit,
     list_remedies,
     needs_mask,
     rank_meshes,
 )
-from memguard.planner.step_settings import Checkpointing, Work, limit_sizes
+from memguard.planner.step_settings import AdapterSizes, Checkpointing, Work, limit_sizes
 from memguard.records.record import Record
 
 _NUM_LISTED = 20
 """Meshes in the record of a plan."""
 _NUM_NEAR = 3
 _ADAPTER_R = 16
-_TRAINED_BYTES = 4 + 4 + 8
 _NF4_BYTES = 0.5
 """Of a weight, without the scales."""
 
@@ -174,6 +174,7 @@ class Plan(Record):
     precision: Literal["fp32", "bf16"]
     weights: Literal["fp32", "bf16", "NF4"]
     """Form in which weights are stored; of a run that trains adapters, the others."""
+    optimizer: str = "adamw"
     num_meshes: int
     """Number of meshes that the model and the batch allow."""
     num_fitting: int | None
@@ -191,6 +192,11 @@ class Plan(Record):
     """Searched only if nothing fits."""
     adapter_r: int | None = None
     """Rank of the adapters that are trained; null trains the weights."""
+    change: str | None = None
+    """Settings of optimizer and stored weights, as on the command line, with which the step fits.
+    The smallest change; searched only if the step does not fit on these GPUs."""
+    with_change: MeshPlan | None = None
+    """The mesh on which it then fits."""
     with_adapters: MeshPlan | None = None
     """A mesh of these GPUs on which training LoRA adapters of rank 16 instead of the weights fits.
     Searched only if the requested mesh, or every mesh, does not fit."""
@@ -222,22 +228,25 @@ class Plan(Record):
     def _describe_way_out(self) -> str:
         """Return alternatives that fit, the smallest change first."""
         ways = [f"set {remedy}" for remedy in self.remedies]
+        if self.with_change is not None:
+            ways.append(f"set {self.change} on the mesh {describe_choice(self.with_change)}")
         if self.num_fitting:
-            ways.append(f"use the mesh {_describe_choice(self.meshes[0])}")
+            ways.append(f"use the mesh {describe_choice(self.meshes[0])}")
         elif self.enough is not None:
             ways.append(
-                f"use {self.enough.describe()} as {_describe_choice(self.enough.mesh)}, "
+                f"use {self.enough.describe()} as {describe_choice(self.enough.mesh)}, "
                 f"{format_bytes(self.enough.mesh.memory.needed)} each"
             )
         if self.with_adapters is not None:
             ways.append(
                 "train LoRA adapters instead of the weights, adapter.name=lora "
-                f"adapter.r={_ADAPTER_R}, on the mesh {_describe_choice(self.with_adapters)}"
+                f"adapter.r={_ADAPTER_R}, on the mesh {describe_choice(self.with_adapters)}"
             )
         return f"nearest: {' or '.join(ways)}" if ways else BETTER_MACHINE
 
 
-def _describe_choice(mesh: MeshPlan) -> str:
+def describe_choice(mesh: MeshPlan) -> str:
+    """Write a mesh and what `auto` is on it."""
     return (
         f"{mesh.describe()} with activation_checkpointing {mesh.activation_checkpointing} and "
         f"micro_batch_size {mesh.micro_batch_size:,}"
@@ -259,7 +268,7 @@ def make_plan(model: "ModelSizes | ModelStorage", inputs: PlanInputs) -> Plan:
     if isinstance(model, ModelStorage):
         return _plan_least(model, inputs)
     sizes, machine, work = model, inputs.machine, inputs.work
-    requested, meshes = inputs.list_meshes(limit_sizes(sizes, work.adapter))
+    requested, meshes = inputs.list_meshes(limit_sizes(sizes, work))
     ranked, others = rank_meshes(sizes, meshes, work, machine)
     plans = [make_mesh_plan(choice.fit, choice.step) for choice in ranked[:_NUM_LISTED]]
     plans += [make_mesh_plan(fit, None) for fit in others[:_NUM_NEAR]]
@@ -284,9 +293,16 @@ def make_plan(model: "ModelSizes | ModelStorage", inputs: PlanInputs) -> Plan:
             mesh = make_mesh_plan(choice.fit, choice.step)
             enough = Enough(num_gpus=choice.fit.mesh.num_ranks, mesh=mesh)
     is_short = not ranked or (first is not None and not first.fits)
-    choice = None
+    find = partial(find_changed_fit, sizes, machine=machine, first=requested)
+    choice, change, with_change = None, None, None
     if is_short and inputs.may_adapt:
-        choice = find_adapter_fit(sizes, meshes, work, machine, r=_ADAPTER_R, first=requested)
+        choice = find(meshes, replace(work, adapter=AdapterSizes(r=_ADAPTER_R)))
+    is_enough = enough is not None and enough.num_gpus <= inputs.num_gpus
+    for settings, optimizer, width in work.alternatives if is_short and not is_enough else ():
+        other = find(meshes, replace(work, optimizer=optimizer, weight_bytes=width))
+        if other is not None:
+            change, with_change = settings, make_mesh_plan(other.fit, other.step)
+            break
     faster = [describe_faster(sizes, fit, work, machine) for fit in taken]
     return Plan(
         **inputs.describe(),
@@ -297,6 +313,8 @@ def make_plan(model: "ModelSizes | ModelStorage", inputs: PlanInputs) -> Plan:
         meshes=tuple(plans),
         enough=enough,
         with_adapters=None if choice is None else make_mesh_plan(choice.fit, choice.step),
+        change=change,
+        with_change=with_change,
         remedies=tuple(remedies),
         assumptions=(
             *list_assumptions(
@@ -325,8 +343,7 @@ def make_mesh_plan(fit: Fit, step: StepEstimate | None) -> MeshPlan:
             allowance=fit.allowance_bytes,
             needed=fit.needed_bytes,
             usable=fit.usable_bytes,
-            # The weights beside their two moments, all fp32.
-            host=fit.memory.peak.optimizer * 3 // 2,
+            host=fit.memory.saved_bytes,
         ),
         speed=None
         if step is None
@@ -370,9 +387,10 @@ class ModelStorage:
         """Return the bytes that the fullest rank stores at least."""
         count = self.count_stored(mesh)
         if _trains_all(work):
-            return _TRAINED_BYTES * count
+            gradient = work.weight_bytes if work.facts.gradients == "all" else 0
+            return int((work.weight_bytes + gradient + work.facts.state_bytes) * count)
         if work.adapter is None:
-            return 4 * count  # Frozen weights of chosen modules are in fp32.
+            return work.weight_bytes * count
         return int((_NF4_BYTES if work.adapter.is_nf4 else work.compute_bytes) * count)
 
 
@@ -394,7 +412,7 @@ def find_least_memory(model: ModelStorage, inputs: PlanInputs) -> tuple[LeastMem
         ConfigError: no mesh of this many GPUs, or not the requested one, is valid.
     """
     work = inputs.work
-    requested, meshes = inputs.list_meshes(model.sizes)
+    requested, meshes = inputs.list_meshes(limit_sizes(model.sizes, work))
     usable = inputs.machine.usable_bytes
     smallest = min(meshes, key=lambda each: model.count_bytes(each, work))
     mesh = requested or smallest

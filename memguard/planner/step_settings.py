@@ -5,12 +5,17 @@ StepSettings    a step on one mesh
 AdapterSizes    adapters that are trained instead of the weights
 """
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from memguard.config import RunConfig
+from pydantic import ValidationError
+
+from memguard.config import Document, RunConfig, apply_overrides
 from memguard.config.adapters import LoraConfig
 from memguard.config.mitigations import DpSgdConfig, find_mitigation
+from memguard.config.optimizers import OPTIMIZERS, OptimizerFacts
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import NF4_BASE, ModelSizes, Sizes
 
@@ -50,9 +55,11 @@ class AdapterSizes:
         )
 
 
-def limit_sizes(sizes: ModelSizes, adapter: AdapterSizes | None) -> Sizes:
+def limit_sizes(sizes: Sizes, work: "Work") -> Sizes:
     """Return the sizes that determine the valid meshes: a base in NF4 takes data and z only."""
-    return NF4_BASE if adapter is not None and adapter.is_nf4 else sizes
+    if work.adapter is not None and work.adapter.is_nf4:
+        return NF4_BASE
+    return sizes.for_optimizer(work.optimizer) if isinstance(sizes, ModelSizes) else sizes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +76,21 @@ class StepOptions:
     adapter: AdapterSizes | None = None
     """Adapters that are trained instead of the weights; None trains the weights."""
     trained_modules: tuple[str, ...] | None = None
-    """See `train.trainable_modules`; None trains all weights."""
+    """See `train.trainable_modules`; None trains all weights, () needs no gradients."""
+    optimizer: str = "adamw"
+    """See `optim.name`."""
+    weight_bytes: int = 4
+    """Of a stored weight of the model, unless adapters are trained (bytes)."""
+
+    @property
+    def facts(self) -> OptimizerFacts:
+        """What the optimizer keeps."""
+        return OPTIMIZERS[self.optimizer]
+
+    @property
+    def stored_bytes(self) -> int:
+        """Of a stored weight of the model (bytes)."""
+        return self.weight_bytes if self.adapter is None else self.compute_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +105,9 @@ class Work(StepOptions):
     """Rows of a forward pass on one rank; None: as many as fit."""
     checkpointing: Checkpointing | None = None
     chunk_tokens: int = 1024
+    alternatives: tuple[tuple[str, str, int], ...] = ()
+    """Settings for less memory that the others allow, with their optimizer and bytes of a weight;
+    the smallest change first."""
     may_be_compiled: bool = False
     """Whether `train.compile` is auto and may compile the blocks, which estimates leave out."""
 
@@ -92,13 +116,32 @@ class Work(StepOptions):
         return 1 if self.batch_size is None else -(-self.batch_size // mesh.num_batch_ways)
 
 
+_LESS_MEMORY = (
+    "optim.name=adamw_8bit",
+    "train.weights=bf16",
+    "optim.name=adamw_8bit train.weights=bf16",
+    "optim.name=adalomo optim.max_grad_norm=null train.micro_batch_size=null",
+    "optim.name=adalomo optim.max_grad_norm=null train.micro_batch_size=null train.weights=bf16",
+)
+
+
+def _list_alternatives(config: RunConfig) -> Iterator[tuple[str, str, int]]:
+    values = Document(path="", values=config.model_dump(), places={})
+    for settings in _LESS_MEMORY:
+        with suppress(ValidationError):
+            changed = RunConfig.model_validate(apply_overrides(values, settings.split()).values)
+            yield settings, changed.optim.name, 2 if changed.train.weights == "bf16" else 4
+
+
 def describe_work(config: RunConfig, *, device_type: str) -> Work:
     """Return a run's optimizer step for the planner, which on a GPU chooses what is `auto`."""
     train, is_gpu = config.train, device_type == "cuda"
     rows, mode = train.micro_batch_size, train.activation_checkpointing
+    facts = OPTIMIZERS[config.optim.name]
+    has_modes = is_gpu and facts.gradients != "none"
     if find_mitigation(config.mitigations, DpSgdConfig) is not None:
         rows = 1
-    elif rows is None or (rows == "auto" and not is_gpu):
+    elif facts.gradients == "unit" or rows is None or (rows == "auto" and not is_gpu):
         rows = train.batch_size
     is_bf16 = train.precision == "bf16"
     if train.precision == "auto":
@@ -107,7 +150,7 @@ def describe_work(config: RunConfig, *, device_type: str) -> Work:
         seq_len=config.data.seq_len,
         batch_size=train.batch_size,
         micro_batch_size=None if rows == "auto" else rows,
-        checkpointing=mode if mode != "auto" else None if is_gpu else "none",
+        checkpointing=mode if mode != "auto" else None if has_modes else "none",
         compute_bytes=2 if is_bf16 else 4,
         chunk_tokens=train.nll_chunk_tokens,
         reshard_after_forward=config.parallel.reshard_after_forward,
@@ -117,7 +160,10 @@ def describe_work(config: RunConfig, *, device_type: str) -> Work:
         and config.adapter is None
         and not train.deterministic,
         adapter=AdapterSizes.from_settings(config.adapter),
-        trained_modules=train.trainable_modules,
+        trained_modules=() if facts.gradients == "none" else train.trainable_modules,
+        optimizer=config.optim.name,
+        weight_bytes=2 if train.weights == "bf16" else 4,
+        alternatives=tuple(_list_alternatives(config)),
     )
 
 
@@ -138,6 +184,11 @@ class StepSettings(StepOptions):
     has_mask: bool = True
     """Whether attention reads a mask of all pairs of tokens, as on CPUs and in fp32. Flash
     attention reads where documents end, and does not repeat keys and values."""
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of a stored gradient (bytes): those of several micro-batches are summed in fp32."""
+        return 4 if self.num_micro_batches > 1 else self.weight_bytes
 
     @property
     def wide_bytes(self) -> int:

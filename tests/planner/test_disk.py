@@ -14,7 +14,7 @@ from memguard.planner.dry_run import (
 
 def remark(**changes: Any) -> Remark:
     values = {
-        "num_trained": 1_000_000,
+        "checkpoint_bytes": 12_000_000,
         "num_checkpoints": 10,
         "keep": 2,
         "export_bytes": 4_000_000,

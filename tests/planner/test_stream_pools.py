@@ -6,6 +6,7 @@ tests/scripts/test_bench_memory_pools.py compares the plan with the pools that t
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from published_sizes import LLAMA_8B
 
 from memguard.parallel.mesh_shape import MeshShape
@@ -56,11 +57,20 @@ def test_two_units_are_gathered_and_the_own_part_of_the_second_is_rounded() -> N
     assert count_gathers(replace(block, z=1), others, **sizes) == 0
 
 
-def test_one_unit_of_gradients_is_added_at_a_time() -> None:
-    units = [Unit(name=str(rows), shapes=((rows, 1),), z=8) for rows in (80, 800, 8)]
-    assert count_reductions(units, num_micro_batches=1, element_bytes=4) == 0
-    assert count_reductions(units, num_micro_batches=2, element_bytes=4) == 400
-    assert count_reductions([], num_micro_batches=2, element_bytes=4) == 0
+@pytest.mark.parametrize(
+    ("weight_bytes", "num_micro_batches", "expected"), [(4, 1, 0), (4, 2, 4), (2, 1, 4), (2, 2, 6)]
+)
+def test_one_unit_of_gradients_is_added_or_rounded_at_a_time(
+    weight_bytes: int, num_micro_batches: int, expected: int
+) -> None:
+    settings = StepSettings(
+        num_tokens=8,
+        num_labels=8,
+        weight_bytes=weight_bytes,
+        num_micro_batches=num_micro_batches,
+    )
+    assert count_reductions(100, settings) == 100 * expected
+    assert count_reductions(0, settings) == 0
 
 
 def test_gpus_have_streams_and_cpus_have_not() -> None:

@@ -27,7 +27,7 @@ from memguard.model.causal_lm import CausalLM
 from memguard.parallel.lora import LoraSpec, find_targets
 from memguard.parallel.mesh import Mesh4D, build_mesh
 from memguard.parallel.mesh_shape import resolve_mesh
-from memguard.parallel.model_sizes import NF4_BASE, Sizes
+from memguard.parallel.model_sizes import NF4_BASE, ModelSizes, Sizes
 from memguard.records.sealed import FileSum
 from memguard.runtime import Console, Runtime, detect_runtime, set_allocator_defaults, start_runtime
 from memguard.runtime.shared_sums import sum_ahead
@@ -68,7 +68,8 @@ def read_sizes(config: RunConfig, known: Sizes | None) -> Sizes | None:
         return None
     if config.adapter is not None and config.adapter.quantization is not None:
         return NF4_BASE
-    return known or find_sizes(read_model_config(config))
+    sizes = known or find_sizes(read_model_config(config))
+    return sizes.for_optimizer(config.optim.name) if isinstance(sizes, ModelSizes) else sizes
 
 
 def read_model_config(config: RunConfig, tokenizer: Any = None) -> Any:

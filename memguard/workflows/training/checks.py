@@ -16,11 +16,12 @@ from memguard.audit.suite import load_audit_suite
 from memguard.config import RunConfig
 from memguard.config.adapters import matches_target, refuse_target
 from memguard.config.mitigations import DeduplicateConfig, DpSgdConfig, find_mitigation
+from memguard.config.optimizers import OPTIMIZERS
 from memguard.errors import ConfigError, ModelError, check_name, require_library
 from memguard.hf import adapter_files
 from memguard.hf.config_fields import check_fields, check_positions
 from memguard.parallel.mesh_shape import AXES, resolve_mesh
-from memguard.parallel.model_sizes import ESTIMATED_FAMILIES, ModelSizes
+from memguard.parallel.model_sizes import ESTIMATED_FAMILIES, EXPERT_COUNTS, ModelSizes
 from memguard.records.run_files import has_begun
 from memguard.runtime.children import own_rank
 from memguard.workflows.common.checks import (
@@ -161,6 +162,12 @@ def _list_problems(config: RunConfig, num_processes: int) -> Iterator[str]:
     why, path = explain_one_process(config), config.model.path
     if num_processes > 1 and why is not None:
         yield f"{why}; got {num_processes}. Remove the setting, or use one process"
+    scratch, optimizer = config.model.scratch, config.optim.name
+    fields = read_local_config(path or "") if scratch is None else scratch.config
+    has_experts = any(fields.get(field) for field in EXPERT_COUNTS)
+    is_whole = config.train.trainable_modules is None
+    if OPTIMIZERS[optimizer].gradients == "unit" and has_experts and is_whole:
+        yield f"'optim.name: {optimizer}' does not update experts, which this model has: use adamw"
     if config.adapter is None:
         return
     if path is not None and adapter_files.is_adapter(path):
@@ -224,7 +231,8 @@ def read_local_sizes(config: RunConfig) -> ModelSizes | None:
     if config.model.path is None or config.model.attn_implementation == "eager":
         return None
     try:
-        return ModelSizes.from_json(read_local_config(config.model.path))
+        sizes = ModelSizes.from_json(read_local_config(config.model.path))
+        return sizes.for_optimizer(config.optim.name)
     except (ValueError, ModelError):
         return None
 

@@ -19,6 +19,7 @@ from memguard.audit.selection import Selection
 from memguard.audit.statistics import clopper_pearson, num_needed_to_see
 from memguard.audit.warnings import FEW_DOCUMENTS
 from memguard.config import RunConfig
+from memguard.config.optimizers import OPTIMIZERS
 from memguard.data.corpus import Corpus
 from memguard.data.identity_key import check_key_place, find_key_path
 from memguard.data.token_checks import Tokens, check_vocabulary, find_training_faults
@@ -276,14 +277,17 @@ def _check_disk(config: RunConfig, folder: Path, outline: Outline, num_steps: in
     every = train.checkpoint_every_steps
     # Frozen modules are exported too, the base of adapters is not; these are in fp32.
     num_exported = outline.num_trained if is_adapted else outline.num_parameters
-    is_narrow = train.precision == "bf16" and not is_adapted
+    is_narrow = "bf16" in (train.precision, train.weights) and not is_adapted
+    facts, num_trained = OPTIMIZERS[config.optim.name], outline.num_trained
+    state = facts.count_state(num_trained, num_quantised=outline.num_quantised)
+    weights = num_trained * (2 if train.weights == "bf16" else 4)
     present = count_bytes(folder, ["adapter", "checkpoints", "model"])
     # The last step always writes one; with periodic saves the second step does.
     num_checkpoints = 1 if every is None else -(-num_steps // every) + (num_steps > FIRST_SAVE)
     if train.checkpoint_every_minutes is not None:
         num_checkpoints = num_steps
     return remark_on_disk(
-        num_trained=outline.num_trained,
+        checkpoint_bytes=round(weights + state),
         num_checkpoints=num_checkpoints,
         keep=train.keep_checkpoints + (train.keep == "best"),
         export_bytes=num_exported * (2 if is_narrow else 4),

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from memguard.config import RunConfig, load_yaml
 from memguard.config.mitigations import DpSgdConfig, find_mitigation
+from memguard.config.optimizers import OPTIMIZERS
 from memguard.errors import ConfigError, MemguardError, ModelError, StepTooLarge
 from memguard.parallel.mesh_shape import MeshShape, resolve_mesh
 from memguard.parallel.model_sizes import ESTIMATED_FAMILIES, ModelSizes
@@ -87,7 +88,7 @@ def read_run_model(run: RunConfig) -> ModelSizes | ModelStorage:
     # Eager attention stores the scores of all pairs of tokens, which the estimate leaves out.
     is_eager = run.model.attn_implementation == "eager"
     if not is_eager and config.get_text_config().model_type in ESTIMATED_FAMILIES:
-        return ModelSizes.from_config(config)
+        return ModelSizes.from_config(config).for_optimizer(run.optim.name)
     return measure_model(config, run.model.path or SCRATCH, is_eager=is_eager)
 
 
@@ -192,9 +193,10 @@ def resolve_auto(
         if train.micro_batch_size == "auto":
             # With dp_sgd each row has its own backward pass, and a micro-batch size is refused.
             is_private = find_mitigation(config.mitigations, DpSgdConfig) is not None
-            changes["micro_batch_size"] = None if is_private else rows
+            is_whole = work.facts.gradients == "unit"
+            changes["micro_batch_size"] = None if is_private or is_whole else rows
         if train.activation_checkpointing == "auto":
-            changes["activation_checkpointing"] = mode
+            changes["activation_checkpointing"] = work.checkpointing or mode
     return set_train(config, **changes)
 
 
@@ -225,7 +227,8 @@ def keep_precision(config: RunConfig, folder: Path) -> RunConfig:
 
 def list_free(config: RunConfig) -> frozenset[str]:
     """Return the settings of `train` that `auto` chooses by memory."""
-    names = ("micro_batch_size", "activation_checkpointing")
+    has_none = OPTIMIZERS[config.optim.name].gradients == "none"
+    names = ("micro_batch_size", "activation_checkpointing")[: 1 if has_none else 2]
     return frozenset(name for name in names if getattr(config.train, name) == "auto")
 
 
@@ -300,7 +303,7 @@ def _describe_step(config: RunConfig, shape: MeshShape) -> str:
 def find_half(config: RunConfig, shape: MeshShape) -> int | None:
     """Return the largest micro-batch of at most half the rows; None if it cannot be smaller."""
     num_rows, now = _count_rows(config, shape)
-    if now == 1:
+    if now == 1 or OPTIMIZERS[config.optim.name].gradients == "unit":
         return None
     return next(rows for rows in list_micro_batches(num_rows) if 2 * rows <= now)
 
