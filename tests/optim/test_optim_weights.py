@@ -8,6 +8,7 @@ from test_optim_weights_mesh import sum_gradients
 from torch import Tensor, nn
 from torch.distributed.tensor.placement_types import Replicate, Shard
 
+from memguard.config import TrainConfig
 from memguard.optim.noise import draw_bits
 from memguard.optim.weights import Weights, round_to_bf16
 from memguard.parallel.fused import FeatureOrder
@@ -179,3 +180,10 @@ def test_gradients_of_one_process_add_up_in_fp32() -> None:
     error, error_in_bf16 = sum_gradients(MeshShape())
     assert error < 1e-6
     assert error_in_bf16 > 1e-3
+
+
+def test_weights_in_bf16_need_arithmetic_in_bf16() -> None:
+    for precision in ("auto", "bf16"):
+        TrainConfig.model_validate({"weights": "bf16", "precision": precision})
+    with pytest.raises(ValueError, match="'precision' must be bf16 or auto with 'weights' bf16"):
+        TrainConfig.model_validate({"weights": "bf16", "precision": "fp32"})

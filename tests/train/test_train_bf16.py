@@ -114,11 +114,6 @@ def test_fp32_and_bf16_do_not_resume_from_each_other(tmp_path: Path) -> None:
         assert "\n" not in str(error.value)
 
 
-def test_weights_in_bf16_need_arithmetic_in_bf16(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="'precision' must be bf16 or auto with 'weights' bf16"):
-        make(tmp_path, train={"precision": "fp32"})
-
-
 def stop_on_mesh(config: RunConfig) -> None:
     stop_after(3, config)
 
