@@ -20,6 +20,8 @@ from memguard.parallel.local_parameters import LocalParameter
 from memguard.seeds import derive_seed
 
 _PART_ELEMENTS = 1 << 20
+_GPU_PARTS = 4
+"""Parts that a GPU takes at once: it starts some sixty kernels for one."""
 
 
 class Weights:
@@ -33,9 +35,10 @@ class Weights:
         self._seed = seed
 
     def parts(self, parameter: LocalParameter) -> Iterator[slice]:
-        """Yield all rows of the local tensor in parts of at most 2^20 elements, or of one row."""
+        """Yield all rows of the local tensor in parts of bounded size, or of one row."""
         rows = as_rows(parameter.local)
-        size = max(1, _PART_ELEMENTS // max(1, math.prod(rows.shape[1:])))
+        largest = _PART_ELEMENTS * (_GPU_PARTS if rows.is_cuda else 1)
+        size = max(1, largest // max(1, math.prod(rows.shape[1:])))
         for start in range(0, len(rows) if rows.numel() else 0, size):
             yield slice(start, min(start + size, len(rows)))
 
