@@ -88,7 +88,7 @@ def test_a_run_in_bf16_is_trained_and_audited_as_one_in_fp32(
     np.testing.assert_allclose(np.float64(ours), np.float64(theirs), rtol=0.01)
     for config in (finished, wide):
         report = read_report(config)
-        assert report.model.name == str(run_folder(config))
+        assert report.model.name == config.name
         assert report.model.weights_sha256 != report.model.base_weights_sha256
 
 
