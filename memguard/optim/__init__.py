@@ -48,7 +48,7 @@ def build_optimizer(
         return kind(parameters, Weights(seed), mesh)
     if config.name == "mezo":
         return Mezo(parameters, seed, config.num_seeds)
-    is_8bit = config.name == "adamw_8bit"
-    if is_8bit or any(each.local.dtype == torch.bfloat16 for each in parameters):
-        return BlockwiseAdamW(parameters, config, Weights(seed), quantises=is_8bit)
+    is_bf16 = any(each.local.dtype == torch.bfloat16 for each in parameters)
+    if config.name == "adamw_8bit" or is_bf16:
+        return BlockwiseAdamW(parameters, config, Weights(seed))
     return AdamW(parameters, config)

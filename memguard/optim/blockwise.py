@@ -3,9 +3,10 @@
     moment [N, K]  ->  codes [N, K] uint8          index into 256 values from -1, or 0, to 1
                        scales [N, K / 64] fp32     largest absolute value of each block
 
-The codes are those of bitsandbytes, whose two operations on blocks are used without its optimizer:
-its blocks of 256 do not divide many hidden sizes. Whether a tensor is quantised follows from its
-whole shape, and no mesh may cut a block, so that every mesh has the codes of one process.
+The values are those of bitsandbytes, whose optimizer has blocks of 256, which do not divide many
+hidden sizes. Its quantisation takes numbers below 2e-5 of a scale for that on CPUs, and small
+second moments for zero on GPUs: by the root of zero an update can be hundreds of times the learning
+rate. Here codes are of the nearest value on every device, of second moments a positive one.
 
 Each element is updated by single operations, which round the same in vectors and in the rest of a
 vector; a multiplication and an addition in one may not.
@@ -30,20 +31,17 @@ from memguard.parallel.local_parameters import LocalParameter
 from memguard.parallel.mesh_shape import format_axes, format_product
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+# Lower bits of an fp32 number that its code does not depend on; numbers below 0, and to 1.
+_SHIFT, _ZERO, _ONE = 12, 1 << 19, 0x3F800000 >> 12
 
 
 class BlockwiseAdamW(Optimizer):
     """AdamW with weight decay on matrices only, whose arithmetic is fp32."""
 
     def __init__(
-        self,
-        parameters: Sequence[LocalParameter],
-        config: OptimConfig,
-        weights: Weights,
-        *,
-        quantises: bool,
+        self, parameters: Sequence[LocalParameter], config: OptimConfig, weights: Weights
     ) -> None:
-        """Build the optimizer; ``quantises``: whether large matrices have moments in 8 bits.
+        """Build the optimizer; of adamw_8bit large matrices have moments in 8 bits.
 
         Raises:
             ConfigError: the mesh cuts a block.
@@ -51,14 +49,17 @@ class BlockwiseAdamW(Optimizer):
         super().__init__(parameters)
         self._config, self._weights = config, weights
         self._state: dict[str, dict[str, Tensor]] = {}
-        self._maps: dict[str, Tensor] = {}
+        self._maps: dict[str, tuple[Tensor, Tensor]] = {}
         self._quantised: set[str] = set()
-        if quantises:
-            from bitsandbytes.functional import create_dynamic_map  # Takes seconds to import.
+        if config.name != "adamw_8bit":
+            return
+        from bitsandbytes.functional import create_dynamic_map  # Takes seconds to import.
 
-            for field, is_signed in zip(_MOMENTS, (True, False), strict=True):
-                self._maps[field] = create_dynamic_map(is_signed).to(parameters[0].local.device)
-        for each in parameters if quantises else ():
+        for field, is_signed in zip(_MOMENTS, (True, False), strict=True):
+            values, device = create_dynamic_map(is_signed), parameters[0].local.device
+            table = build_table(values, least=0 if is_signed else 1)
+            self._maps[field] = values.to(device), table.to(device)
+        for each in parameters:
             if is_quantised(each.source.shape, is_embedding=each.is_embedding):
                 _check_uncut(each)
                 self._quantised.add(each.name)
@@ -99,7 +100,7 @@ class BlockwiseAdamW(Optimizer):
             return as_rows(state[field])[rows]
         codes, scales = (as_rows(state[f"{field}_{part}"])[rows] for part in ("codes", "scales"))
         moment: Tensor = torch.ops.bitsandbytes.dequantize_blockwise(
-            codes, scales.flatten(), self._maps[field], BLOCK, torch.float32
+            codes, scales.flatten(), self._maps[field][0], BLOCK, torch.float32
         )
         return moment
 
@@ -107,10 +108,14 @@ class BlockwiseAdamW(Optimizer):
         """Store rows that `_read` returned."""
         if field in state:
             return  # They are the state itself.
-        codes, scales = torch.ops.bitsandbytes.quantize_blockwise(moment, self._maps[field], BLOCK)
-        as_rows(state[f"{field}_codes"])[rows] = codes
-        stored = as_rows(state[f"{field}_scales"])[rows]
-        stored.copy_(scales.view(stored.shape))
+        blocks = moment.view(-1, BLOCK)
+        scales = blocks.abs().amax(dim=1, keepdim=True)
+        shares = blocks / scales.clamp(min=torch.finfo(scales.dtype).tiny)
+        index = (shares.view(torch.int32) >> _SHIFT).add_(_ZERO)
+        codes = self._maps[field][1].index_select(0, index.flatten())
+        for part, value in (("codes", codes), ("scales", scales)):
+            stored = as_rows(state[f"{field}_{part}"])[rows]
+            stored.copy_(value.view(stored.shape))
 
     def state_of(self, parameter: LocalParameter) -> Iterator[StateTensor]:
         """Yield the step count and both moments of a parameter."""
@@ -132,6 +137,13 @@ class BlockwiseAdamW(Optimizer):
         self._state[parameter.name] = state
 
 
+def build_table(values: Tensor, *, least: int) -> Tensor:
+    """Return the code, at least ``least``, of each number from -1 to 1, by its upper bits."""
+    number = (torch.arange(-_ZERO, _ONE + 1, dtype=torch.int32) << _SHIFT) + (1 << (_SHIFT - 1))
+    codes = torch.bucketize(number.view(torch.float32), (values[1:] + values[:-1]) / 2)
+    return codes.clamp_(min=least).to(torch.uint8)
+
+
 def _check_uncut(parameter: LocalParameter) -> None:
     """Refuse a mesh that cuts blocks of a parameter; every rank decides the same."""
     source, order = parameter.source, parameter.order
@@ -145,8 +157,7 @@ def _check_uncut(parameter: LocalParameter) -> None:
         if isinstance(placement, Shard) and placement.dim == last and degree > 1
     }
     ways, size = math.prod(axes.values()), source.shape[-1]
-    if order is not None and order.dim == last:
-        # Every rank has a run of each projection.
+    if order is not None and order.dim == last:  # Every rank has a run of each projection.
         size = ways * math.gcd(*(length for _, length in order.runs))
     if ways == 1 or size % (ways * BLOCK) == 0:
         return

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from bitsandbytes.functional import create_dynamic_map
 from fake_mesh import simulated_mesh
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -15,11 +16,10 @@ from memguard.config import OptimConfig
 from memguard.config.optimizers import is_quantised
 from memguard.errors import ConfigError
 from memguard.optim import build_optimizer
+from memguard.optim.blockwise import build_table
 from memguard.parallel.fused import Parts
 from memguard.parallel.local_parameters import LocalParameter, find_local_parameters
 from memguard.parallel.mesh_shape import MeshShape
-
-pytest.importorskip("bitsandbytes")
 
 Steps = dict[str, Tensor]
 SHAPE = (66, 192)
@@ -120,6 +120,38 @@ def test_the_error_of_codes_does_not_grow_with_small_gradients() -> None:
         )
         errors.append(distance(ours, exact))
     assert 0.001 < errors[1] <= errors[0] * 1.01 < 0.02
+
+
+@pytest.mark.parametrize("is_signed", [True, False])
+def test_codes_are_of_the_nearest_value(*, is_signed: bool) -> None:
+    values = create_dynamic_map(is_signed)
+    number = torch.logspace(-12, 0, 4001)
+    number = torch.cat([-number, torch.zeros(1), number]) if is_signed else number
+    upper = (number.view(torch.int32) >> 12) + (1 << 19)
+    codes = build_table(values, least=0 if is_signed else 1)[upper].long()
+    nearest = (number[:, None] - values).abs()
+    if not is_signed:
+        nearest[:, 0] = 1
+    error = (values[codes] - number).abs() - nearest.amin(1)
+    assert bool((error <= number.abs() / 2048).all())
+    assert is_signed or int(codes.min()) == 1
+
+
+def test_small_moments_in_a_block_of_large_ones_cause_no_large_update() -> None:
+    largest = {}
+    for name in ("adamw", "adamw_8bit"):
+        source = nn.Parameter(torch.zeros(64, 64))
+        each = LocalParameter(name="weight", source=source, local=source, num_copies=1)
+        optimizer = build_optimizer([each], OptimConfig.model_validate({"name": name}))
+        largest[name] = 0.0
+        for step in range(1, 20):
+            source.grad = draw(step, (64, 64)) / 1e3
+            source.grad[:, 0] *= 1e4
+            before = source.detach().clone()
+            optimizer.begin(step=step, lr=1e-3)
+            optimizer.update()
+            largest[name] = max(largest[name], float((source.detach() - before).abs().max()))
+    assert largest["adamw_8bit"] < 2 * largest["adamw"]
 
 
 @pytest.mark.parametrize("name", ["adamw", "adamw_8bit"])
