@@ -13,7 +13,7 @@ The shape of the whole tensor decides whether it is quantised, so that every mes
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from memguard.config.training import OptimConfig, TrainConfig
 
@@ -76,43 +76,30 @@ def check_optimizer(
     Raises:
         ValueError: names the settings, the reason and what to change.
     """
-    facts, this, micro = (
-        OPTIMIZERS[optim.name],
-        f"'optim.name: {optim.name}'",
-        train.micro_batch_size,
-    )
-    is_all, has_none = facts.gradients == "all", facts.gradients == "none"
-    is_bf16, mode = train.weights == "bf16", train.activation_checkpointing
+    facts, this = OPTIMIZERS[optim.name], f"with 'optim.name: {optim.name}'"
     # A run's own config.yaml has every default written out.
     for setting, field in type(optim).model_fields.items():
-        value = getattr(optim, setting)
-        if setting in (_ADAMW | _MEZO) - facts.reads and value != field.default:
-            got = list(value) if isinstance(value, tuple) else value
-            raise ValueError(f"'optim.{setting}' does nothing with {this}: leave it out; got {got}")
+        got = getattr(optim, setting)
+        if setting in (_ADAMW | _MEZO) - facts.reads and got != field.default:
+            raise ValueError(f"'optim.{setting}' does nothing {this}: leave it out; got {got}")
+    why, clip, dropout = facts.why_no_clipping, optim.max_grad_norm, train.dropout
+    micro, mode, weights = train.micro_batch_size, train.activation_checkpointing, train.weights
     is_split = isinstance(micro, int) and micro < train.batch_size
-    problems = {
-        f"'optim.max_grad_norm' must be null with {this}, {facts.why_no_clipping}; got "
-        f"{optim.max_grad_norm}": facts.why_no_clipping and optim.max_grad_norm is not None,
-        f"{this} updates the model's weights, which 'adapter' freezes: use adamw or adamw_8bit": (
-            has_adapter and not is_all
-        ),
-        f"{this} has no gradient of each row, which 'mitigations': dp_sgd clips: use adamw": (
-            has_dp and not is_all
-        ),
-        f"'train.micro_batch_size' must be null with {this}, whose first backward updates the "
-        f"weights; got {micro}. Lower 'train.batch_size' instead": (
-            is_split and facts.gradients == "unit"
-        ),
-        f"'train.weights' must be fp32 with {this}, whose small changes bf16 would round away; got "
-        "bf16": is_bf16 and has_none,
-        f"'train.dropout' must be 0 or null with {this}, whose two forwards would drop different "
-        f"activations; got {train.dropout}": train.dropout and has_none,
-        f"'train.activation_checkpointing' does nothing with {this}, which has no backward: leave "
-        f"it out; got {mode}": mode not in ("auto", "none") and has_none,
-        "'train.weights' must be fp32 with 'adapter', whose own weights are few; got bf16. The "
-        "frozen ones have the type of 'train.precision'": is_bf16 and has_adapter,
-        "'train.weights' must be fp32 with 'mitigations': dp_sgd, whose sums and noise are fp32; "
-        "got bf16": is_bf16 and has_dp,
-    }
-    if (problem := next((text for text, applies in problems.items() if applies), None)) is not None:
-        raise ValueError(problem)
+    recomputes = mode not in ("auto", "none")
+    has_none, is_special = facts.gradients == "none", facts.gradients != "all"
+    whole = "whose first backward updates (lower 'train.batch_size' for memory)"
+    rules: list[tuple[Any, str, str, str, Any]] = [
+        (why and clip is not None, "optim.max_grad_norm", "null", why, clip),
+        (is_special and has_adapter, "adapter", "null", "which trains weights (use adamw)", "lora"),
+        (is_special and has_dp, "mitigations", "without dp_sgd", "which clips no rows", "dp_sgd"),
+        (facts.gradients == "unit" and is_split, "train.micro_batch_size", "null", whole, micro),
+        (has_none and weights == "bf16", "train.weights", "fp32", "whose steps are small", weights),
+        (has_none and dropout, "train.dropout", "null", "which compares two forwards", dropout),
+        (has_none and recomputes, "train.activation_checkpointing", "auto", why, mode),
+    ]
+    for is_broken, setting, allowed, reason, got in rules:
+        if is_broken:
+            raise ValueError(f"'{setting}' must be {allowed} {this}, {reason}; got {got}")
+    for is_given, what in ((has_adapter, "'adapter'"), (has_dp, "'mitigations': dp_sgd")):
+        if weights == "bf16" and is_given:
+            raise ValueError(f"'train.weights' must be fp32 with {what}; got bf16. Leave one out")

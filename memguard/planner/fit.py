@@ -192,10 +192,9 @@ def find_fit(sizes: ModelSizes, mesh: MeshShape, work: Work, machine: Machine) -
         micro_batches = [min(work.micro_batch_size, work.num_rows(mesh))]
     modes = _MODES if work.checkpointing is None else (work.checkpointing,)
     # The smallest micro-batch has the fewest activations; one of all rows needs no fp32 sums.
-    ends = micro_batches[-1:] if work.stored_bytes > 2 else [micro_batches[-1], micro_batches[0]]
-    smallest = [
-        min((choose(mode, n) for n in ends), key=lambda fit: fit.needed_bytes) for mode in modes
-    ]
+    ends = (micro_batches[-1], micro_batches[0])
+    pairs = [[choose(mode, rows) for rows in ends] for mode in modes]
+    smallest = [min(pair, key=lambda fit: fit.needed_bytes) for pair in pairs]
     for share in (1 - machine.margin, 1.0) if machine.margin else (1.0,):
         fitting = [
             choose_largest(fit.settings.checkpointing, share)

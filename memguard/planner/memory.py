@@ -10,10 +10,9 @@ depends on the phase of the step; the peak is the largest of these phases:
     embedding       all gradients, and the unsharded gradient of the embedding
     update          all gradients
 
-Gradients, moments and reductions are those of the weights that are trained (`parameters`); a
-gradient has the type of its weight, the sum of those of several micro-batches is fp32, and where
-backward updates the weights those of the largest unit exist at most. Blocks
-that backward does not reach keep nothing (activations.py). With adapters the base is stored in the
+Gradients, moments and reductions are those of the weights that are trained (`parameters`), at most
+of one unit where backward updates them; sums of several micro-batches are fp32. Blocks that
+backward does not reach keep nothing (activations.py). With adapters the base is stored in the
 precision of the run. Of a base in NF4 (`parameters`) the weight of one layer at a time is dense.
 
 These phases are evaluated for the last block, when most activations are kept, and for the first
@@ -69,8 +68,7 @@ def count_gathers(
 def count_reductions(largest: int, settings: StepSettings) -> int:
     """Return what the pool of reductions has besides all stored gradients (bytes).
 
-    ``largest``: elements of the largest trained unit. Gradients of weights in bf16 are rounded from
-    what is reduced in fp32, and several micro-batches are added to others.
+    It is of one unit, at most the largest: sums to be rounded to bf16, or added to others.
     """
     is_rounded, is_added = settings.weight_bytes < 4, settings.num_micro_batches > 1
     copy = settings.weight_bytes if is_rounded and is_added else 0
@@ -157,8 +155,8 @@ class _Rank:
         self.state_bytes = self.part.count_state(settings.facts, mesh)
         units = (*self.part.others, *(block.unit for block, _ in self.part.kinds))
         self.largest = max((unit.stored for unit in units), default=0)
-        is_early = settings.facts.gradients == "unit"
-        self.num_gradients = self.largest if is_early else self.num_trained
+        by_unit = settings.facts.gradients == "unit"
+        self.num_gradients = self.largest if by_unit else self.num_trained
         others = zip(self.others, self.part.others, strict=True)
         self.stored_at_end = sum(part.stored for unit, part in others if unit.name != "embedding")
         element_bytes = settings.stored_bytes

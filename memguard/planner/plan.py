@@ -193,10 +193,8 @@ class Plan(Record):
     adapter_r: int | None = None
     """Rank of the adapters that are trained; null trains the weights."""
     change: str | None = None
-    """Settings of optimizer and stored weights, as on the command line, with which the step fits.
-    The smallest change; searched only if the step does not fit on these GPUs."""
+    """The smallest change of optimizer and weights, as on the command line, with which it fits."""
     with_change: MeshPlan | None = None
-    """The mesh on which it then fits."""
     with_adapters: MeshPlan | None = None
     """A mesh of these GPUs on which training LoRA adapters of rank 16 instead of the weights fits.
     Searched only if the requested mesh, or every mesh, does not fit."""
@@ -298,9 +296,8 @@ def make_plan(model: "ModelSizes | ModelStorage", inputs: PlanInputs) -> Plan:
     if is_short and inputs.may_adapt:
         choice = find(meshes, replace(work, adapter=AdapterSizes(r=_ADAPTER_R)))
     is_enough = enough is not None and enough.num_gpus <= inputs.num_gpus
-    for settings, optimizer, width in work.alternatives if is_short and not is_enough else ():
-        other = find(meshes, replace(work, optimizer=optimizer, weight_bytes=width))
-        if other is not None:
+    for settings, name, width in work.alternatives if is_short and not is_enough else ():
+        if other := find(meshes, replace(work, optimizer=name, weight_bytes=width)):
             change, with_change = settings, make_mesh_plan(other.fit, other.step)
             break
     faster = [describe_faster(sizes, fit, work, machine) for fit in taken]

@@ -106,8 +106,7 @@ class Work(StepOptions):
     checkpointing: Checkpointing | None = None
     chunk_tokens: int = 1024
     alternatives: tuple[tuple[str, str, int], ...] = ()
-    """Settings for less memory that the others allow, with their optimizer and bytes of a weight;
-    the smallest change first."""
+    """Settings that need less, the smallest change first; their optimizer, bytes of a weight."""
     may_be_compiled: bool = False
     """Whether `train.compile` is auto and may compile the blocks, which estimates leave out."""
 

@@ -35,6 +35,7 @@ from workload import build_step, describe_step, draw_batches
 from memguard.config import TrainConfig
 from memguard.config.optimizers import OPTIMIZERS
 from memguard.hf.assembly import Assembly, allocate, assemble, build_meta_layer
+from memguard.optim.mezo import EPSILON, Mezo
 from memguard.parallel.linear import to_local
 from memguard.parallel.mesh import Mesh4D, build_mesh
 from memguard.parallel.mesh_shape import MeshShape
@@ -216,13 +217,11 @@ def take_step(step: TrainStep, case: Case, *, number: int) -> None:
 
 
 def measure_speed(case: Case) -> float:
-    """Return the parameters that one process updates in a second; 0 without gradients.
+    """Return the parameters that one process updates in a second.
 
     Raises:
         Failed: the process fails.
     """
-    if OPTIMIZERS[case.name].gradients == "none":
-        return 0.0
     with Ranks(run_updates, case) as ranks:
         speed: float = ranks.hear()[0]
     return speed
@@ -240,6 +239,10 @@ def run_updates(case: Case, rank: Rank) -> float:
         optimizer.begin(step=number, lr=1e-4)
         for parameter in step.parameters if optimizer.updates_in_backward else ():
             optimizer._receive(parameter, parameter.source)  # type: ignore[attr-defined]
+        if isinstance(optimizer, Mezo):
+            # To both sides, where forwards would be.
+            optimizer.move(EPSILON)
+            optimizer.move(-2 * EPSILON)
         optimizer.update()
         seconds.append(time.perf_counter() - begin_s)
     return sum(parameter.local.numel() for parameter in step.parameters) / statistics.median(

@@ -32,6 +32,17 @@ def test_large_models_are_outlined_without_memory(shared_data: Path) -> None:
     assert may_share_rows(config, None) is True
 
 
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_large_matrices_without_the_embedding_are_quantised(is_tied: bool) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "vocab_size": 512}
+    config = AutoConfig.for_model(
+        "llama", **sizes, num_attention_heads=4, num_key_value_heads=1, tie_word_embeddings=is_tied
+    )
+    # q and o, gate and up, the head; not k and v, which are small, and down of 96 columns.
+    expected = 2 * 64 * 64 + 2 * 96 * 64 + (0 if is_tied else 512 * 64)
+    assert describe_model(config, name="m").num_quantised == expected
+
+
 def test_families_that_mix_documents_of_a_row_are_known_without_weights() -> None:
     llama = make_scratch_config(TINY_LLAMA, vocab_size=300, tokenizer=None)
     assert may_share_rows(llama, None) is True

@@ -15,6 +15,7 @@ from memguard.planner.machine import load_machine
 from memguard.planner.memory import estimate_memory
 from memguard.planner.plan import Plan, make_plan
 from memguard.planner.step_settings import StepSettings
+from memguard.workflows.training.checks import check_processes
 from memguard.workflows.training.memory import find_half, list_free, resolve_auto
 
 LLAMA_70B = ModelSizes.from_json(CONFIG_FIELDS["Llama-3.1-70B"])
@@ -159,6 +160,24 @@ def test_auto_takes_all_rows_where_backward_updates_and_recomputes_nothing_witho
         # After an out-of-memory error.
         assert (find_half(resolved, ONE) is None) == (name == "adalomo" or rows == 1)
         assert ("activation_checkpointing" in list_free(config)) == (name == "adalomo")
+
+
+def test_experts_are_refused_where_backward_updates() -> None:
+    experts = {"model_type": "mixtral", "num_local_experts": 4}
+    for name, changes in (
+        ("adalomo", ()),
+        ("adamw", ()),
+        ("lomo", ("train.trainable_modules=[x]",)),
+    ):
+        values = {**RUN, "model": {"scratch": {"config": experts}}}
+        settings = (f"optim.name={name}", "optim.max_grad_norm=null", *changes)
+        document = apply_overrides(Document(path="", values=values, places={}), settings)
+        config = RunConfig.model_validate(document.values)
+        if name == "adalomo":
+            with pytest.raises(ConfigError, match="does not update experts, which this model has"):
+                check_processes(config, 1)
+        else:
+            check_processes(config, 1)
 
 
 # -- meshes --------------------------------------------------------------------------------------

@@ -88,3 +88,11 @@ def test_near_duplicates(shared_data: Path) -> None:
     kinds = ("Hindi, closing of 12", "English, in capitals", "Thai, one letter", "forget list")
     assert not [kind for kind in kinds if not any(line.startswith(kind) for line in lines)]
     assert lines[-1].startswith("PASS")
+
+
+@pytest.mark.long
+def test_optimizers() -> None:
+    lines, _ = run_quick("optimizers")
+    for row in ("adamw ", "adamw_8bit ", "adamw_8bit, bf16, several", "adalomo ", "lomo ", "mezo "):
+        (line,) = (line for line in lines if line.startswith(row))
+        assert re.search(r"( +\d+\.\d\d){4} +\d+$", line), line
