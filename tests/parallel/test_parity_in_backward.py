@@ -168,15 +168,6 @@ def test_one_process_keeps_one_gradient_at_a_time(case: Case, name: str) -> None
     assert num_alive == 1
 
 
-def test_a_second_micro_batch_is_refused() -> None:
-    step = make_step(build_causal_lm(build_reference(CASES[0])), "lomo", Runtime())
-    batch = make_batch(1, 131)
-    step.optimizer.begin(step=1, lr=LR)
-    step.rehearse(batch, slice(0, 4))
-    with pytest.raises(AssertionError, match="one micro-batch"):
-        step.rehearse(batch, slice(4, 8))
-
-
 def test_experts_are_refused() -> None:
     lm = build_causal_lm(build_reference(Case(family="mixtral", dtype=torch.float32)))
     with pytest.raises(ConfigError, match="adalomo' updates matrices and vectors"):

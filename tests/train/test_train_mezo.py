@@ -24,7 +24,7 @@ from memguard.config import RunConfig
 from memguard.errors import ConfigError, RecordError
 from memguard.train.metrics import StepMetrics
 from memguard.train.trainer import Trainer
-from memguard.workflows.training.seeds import export_from_seeds
+from memguard.workflows.training.seeds import export_from_seeds, save_sums
 
 pytestmark = pytest.mark.slow
 
@@ -88,6 +88,23 @@ def test_a_run_of_a_mesh_is_rebuilt_from_its_seeds(
     with pytest.raises(RecordError, match=r"seeds.json' is damaged"):
         export_from_seeds(run, tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.quick
+def test_sums_are_of_the_steps_that_were_kept(tmp_path: Path) -> None:
+    config = make(tmp_path, "kept")
+    rest = {"num_steps": 4, "loss": 1.0, "grad_norm": None, "num_rows": 1, "tokens_per_s": 1.0}
+    rest |= {"num_supervised_tokens": 1, "num_kept_tokens": 1, "peak_memory_bytes": 1}
+    lines = [
+        StepMetrics(step=step, lr=0.5, slope=10.0**step, elapsed_s=1.0, **rest)  # type: ignore[arg-type]
+        for step in (1, 2, 3, 4)
+    ]
+    text = "\n".join(line.model_dump_json() for line in lines)
+    (tmp_path / "metrics.jsonl").write_text(f"{text}\n")
+    save_sums(config, tmp_path, 3)
+    sums = json.loads((tmp_path / "seeds.json").read_text())["sums"]
+    assert len(sums) == 3
+    assert sum(sums) == -0.5 * (10 + 100 + 1000)
 
 
 def test_a_run_without_seeds_is_not_rebuilt(tmp_path: Path) -> None:
