@@ -14,8 +14,7 @@ from memguard.errors import ConfigError, RecordError
 from memguard.records import Comparison, Tables, WatchedLine, write_atomically
 from memguard.records.audit_files import REPORT
 from memguard.records.comparison import COMPARISON, load_comparison
-from memguard.report import render_comparison
-from memguard.report.html import render_training
+from memguard.report.html import render_comparison, render_training
 from memguard.report.training_curve import build_page
 from memguard.runtime.environment import MORE_MACHINES, check_num_processes
 from memguard.train.log_summary import summarise_training

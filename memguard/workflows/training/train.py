@@ -41,7 +41,7 @@ from memguard.planner.rows import explain_fewer_steps, remark_on_reference_hash
 from memguard.records import save_manifest, write_atomically
 from memguard.records.run_files import find_weights_folder, list_trained_files, sum_trained
 from memguard.records.sealed import save_sealed
-from memguard.report import render_model_card
+from memguard.report.model_card import render_model_card
 from memguard.runtime import (
     Console,
     describe_environment,
