@@ -181,7 +181,7 @@ def prepare(config: Config, overrides: Overrides = None, as_json: Json = False) 
 
     run = check_run(_load_run(config, overrides), trains=False)
     say("prepare: loading torch and transformers")
-    from memguard.workflows.training.train import prepare_run
+    from memguard.workflows.training.data import prepare_run
 
     summary = prepare_run(run).corpus.summary
     print_result(as_json, summary.model_dump(mode="json"), run.folder / "manifest.jsonl")

@@ -9,11 +9,9 @@
     dp_sgd.py              per-row gradient clipping, noise on the sum, and the privacy spent
     optim.py               AdamW, its parameter groups and the learning rate of a step
     checkpoint.py          save and resume, bit for bit; committed by rename
-    background_save.py     runs a save of a copy of the state while training goes on
     checkpoint_storage.py  locations of a checkpoint's tensors, as JSON instead of torch's pickle
-    resume.py              saves and restores the progress of a run
-    heldout.py             mean loss on documents that are never trained
-    kept_step.py           which step is exported, and when held-out loss ends a run
+    resume.py              saves the progress of a run while it goes on, and restores it
+    heldout.py             loss on documents never trained; which step is exported
     divergence.py          whose rows a step had that is not finite
     base_nll.py            NLL of every trained token under the initial model
     audit_callback.py      audits during training, and the decisions of a memorization budget

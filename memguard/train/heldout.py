@@ -1,12 +1,23 @@
 """Mean loss on documents that are never trained: the model's utility, which must not get worse.
 
 It is computed in the precision of training, on one process as on every mesh, whose gathered weights
-have no other: the same model has the same loss everywhere.
+have no other: the same model has the same loss everywhere. It decides which step's weights a run
+ends with, and when it ends the run early:
+
+    budget            export   weights of
+    kept, or none     last     the last step
+    kept, or none     best     the step with the lowest held-out loss
+    exceeded (stop)   last     the last audited step within the limit
+    exceeded (stop)   best     the same, or the step with the lowest held-out loss if it came before
+
+The losses are those of metrics.jsonl, so a resumed run decides as one that was not interrupted.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,9 +27,9 @@ from memguard.data.packing import split_points
 from memguard.errors import Diverged, ModelError
 from memguard.model.causal_lm import CausalLM
 from memguard.model.evaluation import evaluating
-from memguard.records import IGNORE_LABEL
+from memguard.records import IGNORE_LABEL, KeptBy
 from memguard.runtime import Runtime
-from memguard.train.metrics import HeldoutMetrics
+from memguard.train.metrics import HeldoutMetrics, MetricsLine
 
 
 def choose_heldout(corpus: Corpus) -> tuple[str, list[int]]:
@@ -127,3 +138,43 @@ def _batches(pieces: Sequence[Piece], batch_tokens: int) -> list[list[Piece]]:
             batches.append([])
         batches[-1].append(piece)
     return batches
+
+
+@dataclass(slots=True)
+class HeldoutLosses:
+    """Losses on held-out documents after each measured step (nats a token)."""
+
+    nll_by_step: dict[int, float] = field(default_factory=dict)
+
+    @classmethod
+    def of_log(cls, lines: Iterable[MetricsLine]) -> "HeldoutLosses":
+        """Return the losses of a log."""
+        return cls({line.step: line.nll for line in lines if isinstance(line, HeldoutMetrics)})
+
+    @property
+    def best_step(self) -> int | None:
+        """The trained step with the lowest loss, the first of equal ones; None if there is none."""
+        trained = [step for step in self.nll_by_step if step > 0]
+        return min(trained, key=lambda step: (self.nll_by_step[step], step), default=None)
+
+    @property
+    def num_worse(self) -> int:
+        """Measurements after that of the lowest loss."""
+        return sum(step > (self.best_step or 0) for step in self.nll_by_step)
+
+
+def choose_step(
+    last_step: int,
+    losses: HeldoutLosses,
+    *,
+    export: Literal["last", "best"],
+    last_good_step: int | None = None,
+) -> tuple[int, KeptBy]:
+    """Return the step whose weights are exported, and why.
+
+    ``last_good_step`` is the last one within a budget that was exceeded; None if none was.
+    """
+    within = last_step if last_good_step is None else last_good_step
+    if export == "best" and (best := losses.best_step) is not None and best <= within:
+        return best, "heldout"
+    return within, "last" if last_good_step is None else "budget"

@@ -26,8 +26,7 @@ from memguard.train.audit_callback import MemorizationMonitor
 from memguard.train.base_nll import find_reference
 from memguard.train.divergence import explained
 from memguard.train.dp_sgd import RowClipping, compute_privacy
-from memguard.train.heldout import choose_heldout, measure_heldout
-from memguard.train.kept_step import HeldoutLosses, choose_step
+from memguard.train.heldout import HeldoutLosses, choose_heldout, choose_step, measure_heldout
 from memguard.train.metrics import EndMetrics, MetricsLog, StepMetrics, hash_tally, parse_metrics
 from memguard.train.optim import learning_rate
 from memguard.train.prefetch import Prefetcher

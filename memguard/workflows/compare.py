@@ -125,11 +125,10 @@ def _render_training(folder: Path) -> Path | None:
     The run may be trained by another process meanwhile: nothing is locked.
     """
     lines = list(read_metrics(folder / "metrics.jsonl"))
-    settings = folder / "config.yaml"
-    if not lines or not settings.is_file():
+    if not lines or not (folder / "config.yaml").is_file():
         return None
     config = RunFolder(folder).read_config()
-    training = summarise_training(lines, config, so_far=True)
+    training = summarise_training(lines, config)
     if training is None:
         return None
     rows = tuple(row for line in lines if isinstance(line, WatchedLine) for row in line.results)

@@ -277,11 +277,11 @@ def test_a_new_wait_is_counted_from_its_start() -> None:
     [
         ([C10D, ("memguard.runtime.processes", "_tell"),
           ("memguard.train.checkpoint", "save_checkpoint")], "the save"),
-        ([C10D, ("memguard.train.background_save", "wait"),
+        ([C10D, ("memguard.train.resume", "wait"),
           ("memguard.workflows.training.train", "_train")], "the save"),
         ([C10D, ("memguard.train.checkpoint", "find_checkpoint")], "the loading of a checkpoint"),
         ([C10D, ("memguard.runtime.processes", "only_on_main"),
-          ("memguard.workflows.training.train", "_prepare_once")], "the preparation"),
+          ("memguard.workflows.training.data", "prepare_on_ranks")], "the preparation"),
         ([C10D, ("memguard.hf.export", "export_sharded"),
           ("memguard.workflows.training.train", "_export")], "the export"),
         ([C10D, ("memguard.hf.load", "load_sharded")], "the loading of the model"),

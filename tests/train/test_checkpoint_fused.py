@@ -23,9 +23,9 @@ from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.records.run_files import load_checkpoint_manifest
 from memguard.runtime import Console, Runtime
-from memguard.train.background_save import BackgroundSave
 from memguard.train.checkpoint import TrainState, load_checkpoint, save_checkpoint, to_stored
 from memguard.train.checkpoint_storage import load_metadata
+from memguard.train.resume import BackgroundSave
 
 pytestmark = pytest.mark.slow
 

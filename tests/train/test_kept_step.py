@@ -22,8 +22,7 @@ from memguard.hf.load import load_model
 from memguard.model.checks import build_causal_lm
 from memguard.records.run_files import list_checkpoints
 from memguard.runtime import Runtime
-from memguard.train.heldout import measure_heldout
-from memguard.train.kept_step import HeldoutLosses, choose_step
+from memguard.train.heldout import HeldoutLosses, choose_step, measure_heldout
 from memguard.train.metrics import EndMetrics, HeldoutMetrics
 from memguard.workflows.compare import render_folder
 

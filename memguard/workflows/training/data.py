@@ -19,7 +19,7 @@ from memguard.audit.windows import AuditDocument
 from memguard.config import DataConfig, RunConfig, dump_yaml
 from memguard.config.mitigations import DeduplicateConfig, DpSgdConfig, find_mitigation
 from memguard.data.buckets import draws_control, size_control
-from memguard.data.corpus import Corpus, CorpusDocument
+from memguard.data.corpus import Corpus, CorpusDocument, load_corpus
 from memguard.data.documents import Document
 from memguard.data.encoding import find_special_ids
 from memguard.data.loader import Loader
@@ -34,11 +34,18 @@ from memguard.planner.dry_run import Remark, note, warn
 from memguard.records import ManifestEntry, write_atomically
 from memguard.records.run_files import add_hash_line, find_run_keys, has_trained
 from memguard.records.texts import format_percent
-from memguard.runtime import Console, default_cache_dir, quiet_libraries
+from memguard.runtime import Console, Runtime, default_cache_dir, detect_runtime, quiet_libraries
 from memguard.train.run_state import TrainingData
-from memguard.workflows.auditing.target import choose_piece
-from memguard.workflows.common.folder import compute_run_key
-from memguard.workflows.common.setup import load_known_tokenizer, read_model_config, train_tokenizer
+from memguard.workflows.auditing.target import choose_piece, warn_of_faults
+from memguard.workflows.common.folder import check_same_settings, compute_run_key, locked
+from memguard.workflows.common.setup import (
+    check_layers,
+    load_known_tokenizer,
+    read_model_config,
+    train_tokenizer,
+)
+from memguard.workflows.training.checks import CheckedRun
+from memguard.workflows.training.memory import resolve_auto_for_documents
 
 _VERY_FEW = 10
 """Below this many control documents, 0 of m allows a rate of more than 30 %."""
@@ -51,6 +58,35 @@ class PreparedRun:
     folder: Path
     corpus: Corpus
     tokenizer: Any
+
+
+def prepare_run(run: CheckedRun, console: Console | None = None) -> PreparedRun:
+    """Create the run folder, then load, tokenise and place its documents."""
+    config = resolve_auto_for_documents(run.config, detect_runtime().device.type)
+    with locked(run.folder):
+        return _prepare_and_check(config, run.folder, console or Console())
+
+
+def prepare_on_ranks(
+    config: RunConfig, folder: Path, console: Console, runtime: Runtime
+) -> PreparedRun:
+    """Prepare on rank 0; the other ranks read the files that it wrote."""
+    prepared = runtime.only_on_main(lambda: _prepare_and_check(config, folder, console))
+    tokenizer = runtime.broadcast_object(None if prepared is None else prepared.tokenizer)
+    if prepared is not None:
+        return prepared
+    quiet_libraries()
+    return PreparedRun(folder=folder, corpus=load_corpus(folder), tokenizer=tokenizer)
+
+
+def _prepare_and_check(config: RunConfig, folder: Path, console: Console) -> PreparedRun:
+    check_same_settings(config, folder, console)
+    check_layers(config)
+    prepared = prepare(config, folder, console)
+    report_control(config, prepared.corpus, console)
+    model_config = read_model_config(config, prepared.tokenizer)
+    warn_of_faults(prepared.corpus, prepared.tokenizer, model_config, config, console)
+    return prepared
 
 
 def prepare(

@@ -25,7 +25,6 @@ import torch
 
 from memguard.config import RunConfig, dump_yaml
 from memguard.config.mitigations import DpSgdConfig, find_mitigation
-from memguard.data.corpus import load_corpus
 from memguard.data.identity_key import load_identity_key
 from memguard.data.token_checks import check_vocabulary
 from memguard.errors import ConfigError, OutOfMemory, StepTooLarge, is_out_of_memory
@@ -45,10 +44,8 @@ from memguard.report.model_card import render_model_card
 from memguard.runtime import (
     Console,
     describe_environment,
-    detect_runtime,
     deterministic_algorithms,
     measure_memory,
-    quiet_libraries,
     set_deterministic_defaults,
 )
 from memguard.runtime.ended import attempted
@@ -60,12 +57,10 @@ from memguard.train.trainer import Trainer
 from memguard.workflows.auditing.audit import audit_on_ranks, find_current_report
 from memguard.workflows.auditing.checks import AuditArguments, check_audit
 from memguard.workflows.auditing.pages import show_verdict
-from memguard.workflows.auditing.target import warn_of_faults
 from memguard.workflows.auditing.utility import open_alone
 from memguard.workflows.common.checks import make_command
 from memguard.workflows.common.folder import (
     RunFolder,
-    check_same_settings,
     compute_run_key,
     locked,
 )
@@ -73,9 +68,7 @@ from memguard.workflows.common.launch import LESS_MEMORY, STARTED_AGAIN
 from memguard.workflows.common.setup import (
     DistributedContext,
     StartedModel,
-    check_layers,
     open_distributed,
-    read_model_config,
     read_sizes,
     start_model,
 )
@@ -85,8 +78,7 @@ from memguard.workflows.training.data import (
     PreparedRun,
     build_training_data,
     count_up,
-    prepare,
-    report_control,
+    prepare_on_ranks,
 )
 from memguard.workflows.training.memory import (
     apply_less_memory,
@@ -94,7 +86,6 @@ from memguard.workflows.training.memory import (
     find_less_memory,
     keep_measured_memory,
     list_free,
-    resolve_auto_for_documents,
     resolve_auto_settings,
     set_train,
 )
@@ -195,7 +186,7 @@ def _train_once(run: OpenedRun) -> None:
     """
     config, console, runtime = run.config, run.console, run.distributed.runtime
     with console.phase("documents"):
-        prepared = _prepare_once(run)
+        prepared = prepare_on_ranks(config, run.folder, console, runtime)
     key = compute_run_key(config, prepared.corpus.summary)
     read = sum_ahead(lambda: list_trained_files(run.folder), runtime)
     before = runtime.from_main(lambda: RunFolder(run.folder).find_trained(key, console, read))
@@ -239,37 +230,6 @@ def _train_once(run: OpenedRun) -> None:
         raise OutOfMemory(text) from error
 
 
-# -- documents -----------------------------------------------------------------------------------
-
-
-def prepare_run(run: CheckedRun, console: Console | None = None) -> PreparedRun:
-    """Create the run folder, then load, tokenise and place its documents."""
-    config = resolve_auto_for_documents(run.config, detect_runtime().device.type)
-    with locked(run.folder):
-        return _prepare(config, run.folder, console or Console())
-
-
-def _prepare_once(run: OpenedRun) -> PreparedRun:
-    """Prepare on rank 0; the other ranks read the files that it wrote."""
-    runtime = run.distributed.runtime
-    prepared = runtime.only_on_main(lambda: _prepare(run.config, run.folder, run.console))
-    tokenizer = runtime.broadcast_object(None if prepared is None else prepared.tokenizer)
-    if prepared is not None:
-        return prepared
-    quiet_libraries()
-    return PreparedRun(folder=run.folder, corpus=load_corpus(run.folder), tokenizer=tokenizer)
-
-
-def _prepare(config: RunConfig, folder: Path, console: Console) -> PreparedRun:
-    check_same_settings(config, folder, console)
-    check_layers(config)
-    prepared = prepare(config, folder, console)
-    report_control(config, prepared.corpus, console)
-    model_config = read_model_config(config, prepared.tokenizer)
-    warn_of_faults(prepared.corpus, prepared.tokenizer, model_config, config, console)
-    return prepared
-
-
 # -- model and training --------------------------------------------------------------------------
 
 
@@ -309,7 +269,6 @@ def _build_trainer(
     for remark in check_drop_shares(corpus, data.k_schedule):
         say = console.warn if remark.level == "warning" else console.info
         say(f"'mitigations': goldfish: {remark.text}")
-    watches = config.train.audit_every_steps is not None
     trainer = Trainer(
         lm,
         data,
@@ -324,7 +283,7 @@ def _build_trainer(
             track=run.tracking.start,
             must_resume=must_resume,
         ),
-        monitor=build_monitor(config, corpus, lm, data.k_schedule, runtime) if watches else None,
+        monitor=build_monitor(config, corpus, lm, data.k_schedule, runtime),
         row_clipping=_build_row_clipping(run, prepared, key, len(data.loader.rows)),
     )
     _report_trainer(trainer, started, distributed)
