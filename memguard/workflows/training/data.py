@@ -6,7 +6,7 @@ before training what the run's control can show.
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,6 @@ from memguard.records.texts import format_percent
 from memguard.runtime import Console, default_cache_dir, quiet_libraries
 from memguard.train.dp_sgd import compute_privacy
 from memguard.train.metrics import EndMetrics, hash_tally
-from memguard.train.resume import Totals
 from memguard.train.run_state import TrainingData
 from memguard.workflows.auditing.target import choose_piece
 from memguard.workflows.common.folder import compute_run_key
@@ -224,7 +223,7 @@ def count_until(
         fed = loader.schedule[: progress.num_rows]
         privacy = asdict(compute_privacy(dp_sgd, fed, batch_size=loader.batch_size))
     end = EndMetrics(
-        **{field.name: getattr(progress, field.name) for field in fields(Totals)},
+        **progress.model_dump(include={*EndMetrics.model_fields}),
         **privacy,
         tally_sha256=hash_tally(loader.realised_repetitions(), loader.count_fed_tokens()),
     )
