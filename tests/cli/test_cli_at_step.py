@@ -127,24 +127,22 @@ def test_the_audit_of_a_step_is_that_of_its_export(run: Path, tmp_path: Path) ->
         report["model"]["weights_sha256"]
         == read_json(theirs / "report.json")["model"]["weights_sha256"]
     )
-    by_id = {row["id"]: row for row in read_scores(theirs)}
+    by_text = {row["text_hmac"]: row for row in read_scores(theirs)}
     # What is known of a document in a run, and of one in a file.
-    own = {"bucket", "num_repetitions", "cluster", "source", "num_copies", "num_tokens"}
+    own = {"id", "bucket", "num_repetitions", "cluster", "source", "num_copies", "num_tokens"}
     for row in ours:
         if row["id"] in texts:
-            theirs_of = by_id[row["id"]]
-            # Documents of other lengths may be in one batch: floats are equal up to rounding.
+            theirs_of = by_text[row["text_hmac"]]
+            # Below the floor of token accuracy a sample of each bucket is generated.
             differing = {
                 name
                 for name, value in row.items()
-                if (
-                    theirs_of[name] != pytest.approx(value, rel=1e-4, abs=1e-4, nan_ok=True)
-                    if isinstance(value, float)
-                    else theirs_of[name] != value
-                )
+                if not (name.endswith("greedy_margin") and None in (value, theirs_of[name]))
+                and theirs_of[name]
+                != (pytest.approx(value, abs=1e-4) if isinstance(value, float) else value)
             }
-            assert differing <= own
-    assert len(by_id) == len(roles)
+            assert differing <= own, differing
+    assert len(by_text) == len(roles)
 
 
 def read_scores(folder: Path) -> list[dict[str, Any]]:
