@@ -3,6 +3,7 @@
     plain   `export_model`     with save_pretrained, which restores original names of some families
     mesh    `export_sharded`   tensor by tensor: shards [N/(y z), K/x] -> full [N, K] -> its form in
                                the original files, which `StoredForm` knows -> file
+    stored  `export_stored`    the same files, of tensors that are read one group at a time
 
 On a mesh, all ranks of data replica 0 cast their shards to the written dtype, move them to the CPU
 and send them to the rank that writes the current file; the ranks take turns as writer. The first
@@ -20,7 +21,7 @@ group, which the same function reverts when its tensors are there:
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,10 @@ class StoredForm:
             shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
             groups.append((tuple(names), shapes))
         return groups
+
+    def list_groups(self, file: WeightsFile) -> Iterator[tuple[str, ...]]:
+        """Return the groups of a file; one at the border of two is gathered for each of them."""
+        return iter({self.group_of[stored.name]: None for stored in file.tensors})
 
     def revert(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the stored tensors that all tensors of a group become."""
@@ -247,16 +252,61 @@ def export_sharded(
                     raise failure
 
         def finish() -> None:
-            if len(files) > 1:
-                index = build_index(files, num_parameters=count_parameters(model))
-                text = json.dumps(index, indent=2, sort_keys=True) + "\n"
-                (temporary / "model.safetensors.index.json").write_text(text, encoding="utf-8")
-            if model.can_generate():
-                model.generation_config.save_pretrained(temporary)
+            _write_index(model, files, temporary)
             write_surroundings(model, tokenizer, temporary, dtype=dtype, card=card)
             commit(temporary, folder)
 
         runtime.only_on_main(finish)
+
+
+def export_stored(
+    model: Any,
+    read: Callable[[str, torch.dtype], Tensor],
+    tokenizer: Any,
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    card: str,
+    max_file_bytes: int = 4 << 30,
+) -> None:
+    """Write the same folder on one process, for a model without storage.
+
+    ``read`` returns a whole tensor by its name in the model, in the order of files.
+    """
+    form = find_stored_form(model, dtype=dtype)
+    files = plan_files(form.tensors, max_file_bytes)
+    with atomic_folder(folder) as temporary:
+        for file in files:
+            _write_groups(form, file, temporary, form.list_groups(file), lambda n: read(n, dtype))
+        _write_index(model, files, temporary)
+        write_surroundings(model, tokenizer, temporary, dtype=dtype, card=card)
+
+
+def _write_index(model: Any, files: Sequence[WeightsFile], temporary: Path) -> None:
+    if len(files) > 1:
+        index = build_index(files, num_parameters=count_parameters(model))
+        text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+        (temporary / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+    if model.can_generate():
+        model.generation_config.save_pretrained(temporary)
+
+
+def _write_groups(
+    form: StoredForm,
+    file: WeightsFile,
+    temporary: Path,
+    groups: Iterator[tuple[str, ...]],
+    gather: Callable[[str], Any],
+) -> None:
+    """Write one file; each tensor of the model is gathered whole."""
+    names = {stored.name for stored in file.tensors}
+    with FileWriter(temporary, file) as output:
+        for group in groups:
+            stored = form.revert({name: gather(name) for name in group})
+            for name in names.intersection(stored):
+                output.write(name, stored[name])
+            # Frees its memory before the next group is gathered.
+            del stored
 
 
 def _write_file(
@@ -274,33 +324,21 @@ def _write_file(
     """
     if dist.get_rank() not in list_replica_ranks(layer.mesh):
         return None
-    names = {stored.name for stored in file.tensors}
-    # A group at the border of two files is gathered for each of them.
-    groups = iter({form.group_of[stored.name]: None for stored in file.tensors})
+    groups, orders = form.list_groups(file), find_orders(layer.lm.model)
 
-    orders = find_orders(layer.lm.model)
-
-    def gather(group: Sequence[str]) -> dict[str, Any]:
-        whole = {name: _gather(layer, name, dtype, writer) for name in group}
-        return {
-            name: full if full is None or name not in orders else orders[name].to_file(full)
-            for name, full in whole.items()
-        }
+    def gather(name: str) -> Tensor | None:
+        full = _gather(layer, name, dtype, writer)
+        return full if full is None or name not in orders else orders[name].to_file(full)
 
     failure = None
     if dist.get_rank() == writer:
         try:
-            with FileWriter(temporary, file) as output:
-                for group in groups:
-                    stored = form.revert(gather(group))
-                    for name in names.intersection(stored):
-                        output.write(name, stored[name])
-                    # Frees its memory before the next group is gathered.
-                    del stored
+            _write_groups(form, file, temporary, groups, gather)
         except OSError as error:
             failure = error
     for group in groups:
-        gather(group)
+        for name in group:
+            gather(name)
     return failure
 
 

@@ -1,31 +1,73 @@
-"""`memguard export --merge`: writes an adapter merged into its base, if the logits agree."""
+"""Writes a checkpoint's model, or an adapter merged into its base if the logits agree.
+
+The model of a step is read tensor group by tensor group, from a checkpoint of any mesh; weights
+that were not trained are the base's, and adapters are whole in memory. Its audit is that of a run
+that ended there: with the repetitions and the log of that step, in a folder that is deleted.
+"""
 
 import shlex
+import tempfile
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from memguard.config import dump_yaml
 from memguard.data.corpus import load_corpus
 from memguard.errors import UnreadableError
 from memguard.hf.adapter_export import (
     LogitDifference,
     WrittenWeights,
     compare_logits,
+    gather_adapter,
+    make_peft_config,
     refuse_difference,
+    write_adapter,
     write_merged,
 )
-from memguard.hf.checkpoint import find_positions, has_tokenizer, load_config, load_tokenizer
+from memguard.hf.assembly import Assembly, build_meta_model, find_aliases, find_whole
+from memguard.hf.checkpoint import (
+    find_positions,
+    get_folder,
+    has_tokenizer,
+    load_config,
+    load_tokenizer,
+)
+from memguard.hf.export import export_stored
+from memguard.hf.export_rehearsal import repair_generation
 from memguard.hf.identity import hash_sums, hash_weights, split_sums, sum_model
+from memguard.hf.load import open_stored
 from memguard.hf.merged_weights import open_merged
-from memguard.records.record import atomic_folder, clear_left_folders, list_left_folders
-from memguard.report.model_card import render_merged_card
+from memguard.hf.safetensors import WeightSource, match_names
+from memguard.parallel.lora import is_adapter_parameter
+from memguard.records import save_manifest
+from memguard.records.folders import CheckpointFolder
+from memguard.records.record import (
+    TEMPORARY,
+    atomic_folder,
+    clear_left_folders,
+    list_left_folders,
+)
+from memguard.records.run_files import load_checkpoint_manifest
+from memguard.records.sealed import refuse_damage
+from memguard.report.model_card import render_merged_card, render_model_card
 from memguard.runtime import Console, quiet_libraries
 from memguard.seeds import derive_seed
+from memguard.train.checkpoint import LOG, check_belongs
+from memguard.train.checkpoint_storage import load_metadata, read_tensor
+from memguard.workflows.auditing.checks import AuditedRun
+from memguard.workflows.auditing.target import find_base
+from memguard.workflows.common.folder import RunFolder
+from memguard.workflows.common.setup import load_known_tokenizer, make_lora, read_model_config
 from memguard.workflows.training.checks import ExportRequest
+from memguard.workflows.training.data import PreparedRun, count_until, load_trained_tokenizer
+from memguard.workflows.training.train import choose_export_dtype
 from memguard.workflows.verify import format_bytes
 
 _NUM_ROWS, _ROW_TOKENS = 4, 64
@@ -175,3 +217,94 @@ def _read_own_rows(run: Path, console: Console) -> list[Tensor]:
         torch.from_numpy(corpus.document(index).input_ids[:_ROW_TOKENS].astype("int64"))
         for index in trained[::step][:_NUM_ROWS]
     ]
+
+
+# -- a run after one of its steps -----------------------------------------------------------------
+
+
+def export_step(request: ExportRequest) -> dict[str, Any]:
+    """Write a checkpoint's model, and return what `--json` prints."""
+    quiet_libraries()
+    config, step = RunFolder(request.folder).read_config(), request.step
+    run = AuditedRun(folder=request.folder, config=config, base=request.base, step=step)
+    _clear_left(request.out, Console())
+    _Checkpoint(run).export(request.out)
+    return {"folder": str(request.out), "step": step, "weights_sha256": hash_weights(request.out)}
+
+
+@contextmanager
+def run_at_step(run: AuditedRun, beside: Path, console: Console) -> Iterator[AuditedRun]:
+    """Yield the run that ended after a step, in a temporary folder ``beside`` its report."""
+    console.info(f"audit: exporting the model of step {run.step}")
+    # What a killed process leaves is deleted by the next that locks the folder.
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=beside) as name:
+        yield _Checkpoint(run).write_run(Path(name))
+
+
+class _Checkpoint:
+    def __init__(self, run: AuditedRun) -> None:
+        assert run.step is not None, "a checkpoint has a step"
+        path = RunFolder(run.folder).find_checkpoint(run.step)
+        refuse_damage(path, CheckpointFolder(path).find_damage(), "Name another --step")
+        self.path, self.progress = path, load_checkpoint_manifest(path)
+        self.read = partial(read_tensor, path, load_metadata(path, self.progress.files))
+        model, base = run.config.model, find_base(run.folder, run.config, run.base)
+        revision = model.revision if base == model.path else None
+        model = model.model_copy(update={"path": base, "revision": revision})
+        self.run = replace(run, base=base)
+        self.config = run.config.model_copy(update={"model": model})
+        if base is not None and run.config.adapter is not None:
+            key, sample = self.progress.run_key, self.progress.sample_sha256
+            sums = sum_model(get_folder(base, revision))
+            check_belongs(path, self.progress, run_key=key, sample_sha256=sample, base=sums)
+        self.tokenizer = load_known_tokenizer(self.config) or load_trained_tokenizer(run.folder)
+
+    def export(self, out: Path) -> None:
+        config, path = self.config, self.config.model.path
+        name, text = f"{config.name}, step {self.run.step}", dump_yaml(self.run.config)
+        own = self.run.config.model.path
+        card = render_model_card(None, run_name=name, base_model=own, config_yaml=text)
+        spec, frozen = make_lora(config), config.train.trainable_modules
+        assembly = Assembly(
+            mesh=None, device=torch.device("cpu"), adapter=spec, trainable_modules=frozen
+        )
+        before: WeightSource | None = None
+        if path is None:
+            model = build_meta_model(read_model_config(config, self.tokenizer), assembly).model
+        else:
+            stored = open_stored(path, assembly, revision=config.model.revision)
+            model, before = stored.outline(assembly).model, stored.weights
+        parameters, aliases = dict(model.named_parameters()), find_aliases(model)
+        if spec is not None and config.adapter is not None and path is not None:
+            names = filter(is_adapter_parameter, parameters)
+            tensors = {name: self.read(f"model.{name}") for name in names}
+            model.load_state_dict(tensors, strict=False, assign=True)
+            fields = make_peft_config(model, spec, base=path, revision=config.model.revision)
+            form, tokenizer = config.adapter.quantization, self.tokenizer
+            adapter = gather_adapter(model)
+            write_adapter(adapter, fields, tokenizer, out, card=card, base_quantization=form)
+            return
+
+        def read(name: str, dtype: torch.dtype) -> Tensor:
+            name = aliases.get(name, name)
+            parameter = parameters.get(name)
+            if before is None or parameter is None or parameter.requires_grad:
+                return self.read(f"model.{name}", dtype)
+            wanted = {name: tuple(parameter.shape)}
+            found, _ = match_names(wanted, aliases, before, model=str(path))
+            return before.read(found[name], find_whole(parameter)).to(dtype)
+
+        repair_generation(model)
+        dtype = choose_export_dtype(config)
+        export_stored(model, read, self.tokenizer, out, dtype=dtype, card=card)
+
+    def write_run(self, out: Path) -> AuditedRun:
+        folder = self.run.folder
+        prepared = PreparedRun(folder=folder, corpus=load_corpus(folder), tokenizer=self.tokenizer)
+        manifest, end = count_until(self.config, prepared, self.progress, self.read)
+        self.export(out / ("model" if self.config.adapter is None else "adapter"))
+        save_manifest(manifest, out / "manifest.jsonl")
+        log = (self.path / LOG).read_bytes() + f"{end.model_dump_json()}\n".encode()
+        (out / LOG).write_bytes(log)
+        (out / "prepared").symlink_to((folder / "prepared").resolve())
+        return replace(self.run, folder=out)

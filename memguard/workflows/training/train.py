@@ -290,7 +290,7 @@ def _build_trainer(
     console.info(f"model: loading {config.model.path or 'random weights'}")
     started = start_model(config, prepared.tokenizer, distributed)
     rehearse = partial(
-        started.rehearse_export, prepared.tokenizer, dtype=_choose_export_dtype(config)
+        started.rehearse_export, prepared.tokenizer, dtype=choose_export_dtype(config)
     )
     if repaired := runtime.only_on_main(rehearse):
         console.warn(repaired)
@@ -413,14 +413,15 @@ def _export(
     card = render_model_card(
         None, run_name=config.name, base_model=config.model.path, config_yaml=dump_yaml(config)
     )
-    dtype = _choose_export_dtype(config)
+    dtype = choose_export_dtype(config)
     target = folder / ("model" if started.adapter is None else "adapter")
     started.export(prepared.tokenizer, target, dtype=dtype, card=card, runtime=runtime)
     runtime.only_on_main(lambda: _commit(folder, started, key, trainer.totals.step))
     run.console.info(f"model: saved in {target}")
 
 
-def _choose_export_dtype(config: RunConfig) -> torch.dtype:
+def choose_export_dtype(config: RunConfig) -> torch.dtype:
+    """Return the dtype of a run's exported weights."""
     return torch.bfloat16 if config.train.precision == "bf16" else torch.float32
 
 
