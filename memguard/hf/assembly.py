@@ -176,12 +176,6 @@ class ShardedLayer:
     plan: ShardingPlan
     assembly: Assembly
 
-    @property
-    def mesh(self) -> Mesh4D:
-        """The mesh over which it is sharded."""
-        assert self.assembly.mesh is not None, "it is sharded"
-        return self.assembly.mesh
-
 
 def build_meta_layer(config: Any, assembly: Assembly, *, attn: str | None = None) -> ShardedLayer:
     """Shard a model of this configuration without allocating storage.
@@ -308,9 +302,6 @@ def fill_model(
         target = torch.empty_like(buffer, dtype=dtype)
         copy_rectangle(source, stored[key], find_whole(buffer), target)
         model.get_submodule(module)._buffers[leaf] = target
-    if source.origin is not None:
-        # The export reverts them, as that of transformers does.
-        model._weight_conversions = list(source.origin.conversions)
     if assembly.adapter is not None and assembly.is_trained:
         fill_lora(model, assembly.adapter, mesh)
     model.eval()

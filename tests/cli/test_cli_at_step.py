@@ -19,6 +19,7 @@ from cli_examples import (
     write_run,
     write_texts,
 )
+from safetensors.torch import load_file, save_file
 
 from memguard.records import load_manifest
 
@@ -29,7 +30,17 @@ CASES: dict[str, dict[str, Any]] = {
     "bf16": {"train": {"precision": "bf16"}},
     "frozen": {"train": {"trainable_modules": ["model.layers.1"]}},
     "lora": {"adapter": {"name": "lora", "r": 4}},
+    "dora": {"adapter": {"name": "lora", "r": 4, "use_dora": True}},
+    "nf4": {
+        "adapter": {"name": "lora", "r": 4, "quantization": "nf4"},
+        "parallel": {"data": 4},
+        "train": {"precision": "bf16"},
+    },
     "scratch": {"model": {"path": None, "scratch": {"vocab_size": 400}}},
+    "frozen scratch": {
+        "model": {"path": None, "scratch": {"vocab_size": 400}},
+        "train": {"trainable_modules": ["model.layers.1"]},
+    },
 }
 
 
@@ -78,9 +89,9 @@ def test_the_last_step_is_the_model_of_the_run(run: Path, tmp_path: Path) -> Non
 @pytest.mark.mesh
 @pytest.mark.parametrize("case", CASES)
 def test_the_last_step_of_a_mesh_is_the_model_of_the_run(tmp_path: Path, case: str) -> None:
-    path = start(tmp_path, parallel={"z": 2, "x": 2}, **CASES[case])
+    path = start(tmp_path, **{"parallel": {"z": 2, "x": 2}, **CASES[case]})
     command = ("-m", "memguard", "train", path, "--nproc", 4, "audit.enabled=false")
-    if case == "scratch":
+    if "scratch" in case:
         fields = read_json(tmp_path / "model" / "config.json")
         values = read_json(path)
         # YAML reads 1e-06 as text.
@@ -95,7 +106,7 @@ def test_the_last_step_of_a_mesh_is_the_model_of_the_run(tmp_path: Path, case: s
     assert done.returncode == 0, done.stderr
     run, out = tmp_path / "runs" / "run", tmp_path / "out"
     succeed("export", run, out, "--step", steps_of(run)[-1])
-    trained = weights(run / ("adapter" if case == "lora" else "model"))
+    trained = weights(run / ("adapter" if "adapter" in CASES[case] else "model"))
     assert trained == weights(out)
 
 
@@ -165,6 +176,38 @@ def test_the_repetitions_are_those_of_the_step(run: Path, tmp_path: Path) -> Non
     assert {*counts[3].values()} == {0, 1}
     assert np.mean([count > 0 for count in counts[last].values()]) > 0.5
     assert not list(tmp_path.glob("*/.memguard-tmp-*"))
+
+
+def test_the_privacy_is_that_of_the_step(tmp_path: Path) -> None:
+    noise = {"name": "dp_sgd", "noise_multiplier": 1.0, "max_grad_norm": 1.0}
+    path = start(tmp_path, mitigations=[noise], data={"control_fraction": 0.1})
+    succeed("train", path, "audit.enabled=false")
+    run = tmp_path / "runs" / "run"
+    last = steps_of(run)[-1]
+    end = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    found = {}
+    for step in (3, last):
+        succeed("audit", run, "--step", step, "--out", tmp_path / str(step))
+        found[step] = read_json(tmp_path / str(step) / "report.json")["training"]
+    assert found[last]["epsilon"] == end["epsilon"]
+    assert found[last]["num_steps"] == end["step"]
+    assert 0 < found[3]["epsilon"] < end["epsilon"]
+
+
+def test_weights_of_another_base_are_refused(tmp_path: Path) -> None:
+    succeed("train", start(tmp_path, **CASES["frozen"]), "audit.enabled=false")
+    run, out, base = tmp_path / "runs" / "run", tmp_path / "out", tmp_path / "model"
+    succeed("export", run, out, "--step", steps_of(run)[-1])
+    assert weights(out) == weights(run / "model")
+    shutil.rmtree(out)
+    tensors = load_file(base / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight"] *= 2
+    save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
+    for command in (("export", run, out), ("audit", run, "--out", out)):
+        ended = run_cli(*command, "--step", 3)
+        assert ended.code == 3, ended.err
+        assert "belongs to another base model: its model.safetensors" in ended.err.splitlines()[-1]
+    assert not (out / "model.safetensors").exists()
 
 
 def test_what_is_refused_in_one_line(run: Path, tmp_path: Path) -> None:

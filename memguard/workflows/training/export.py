@@ -25,7 +25,6 @@ from memguard.hf.adapter_export import (
     LogitDifference,
     WrittenWeights,
     compare_logits,
-    gather_adapter,
     make_peft_config,
     refuse_difference,
     write_adapter,
@@ -34,7 +33,6 @@ from memguard.hf.adapter_export import (
 from memguard.hf.assembly import Assembly, build_meta_model, find_aliases, find_whole
 from memguard.hf.checkpoint import (
     find_positions,
-    get_folder,
     has_tokenizer,
     load_config,
     load_tokenizer,
@@ -44,7 +42,7 @@ from memguard.hf.export_rehearsal import repair_generation
 from memguard.hf.identity import hash_sums, hash_weights, split_sums, sum_model
 from memguard.hf.load import open_stored
 from memguard.hf.merged_weights import open_merged
-from memguard.hf.safetensors import WeightSource, match_names
+from memguard.hf.safetensors import ModuleWeights, WeightSource, match_names
 from memguard.parallel.lora import is_adapter_parameter
 from memguard.records import save_manifest
 from memguard.records.folders import CheckpointFolder
@@ -54,20 +52,27 @@ from memguard.records.record import (
     clear_left_folders,
     list_left_folders,
 )
-from memguard.records.run_files import load_checkpoint_manifest
+from memguard.records.run_files import CheckpointManifest, load_checkpoint_manifest
 from memguard.records.sealed import refuse_damage
 from memguard.report.model_card import render_merged_card, render_model_card
-from memguard.runtime import Console, quiet_libraries
+from memguard.runtime import Console, Runtime, quiet_libraries
+from memguard.runtime.shared_sums import sum_ahead
 from memguard.seeds import derive_seed
-from memguard.train.checkpoint import LOG, check_belongs
-from memguard.train.checkpoint_storage import load_metadata, read_tensor
+from memguard.train.checkpoint import LOG, check_belongs, list_listed
+from memguard.train.checkpoint_storage import CheckpointMetadata, load_metadata, read_tensor
 from memguard.workflows.auditing.checks import AuditedRun
 from memguard.workflows.auditing.target import find_base
 from memguard.workflows.common.folder import RunFolder
-from memguard.workflows.common.setup import load_known_tokenizer, make_lora, read_model_config
+from memguard.workflows.common.setup import (
+    choose_export_dtype,
+    draw_model,
+    load_known_tokenizer,
+    make_lora,
+    read_model_config,
+    sum_base,
+)
 from memguard.workflows.training.checks import ExportRequest
 from memguard.workflows.training.data import PreparedRun, count_until, load_trained_tokenizer
-from memguard.workflows.training.train import choose_export_dtype
 from memguard.workflows.verify import format_bytes
 
 _NUM_ROWS, _ROW_TOKENS = 4, 64
@@ -228,7 +233,8 @@ def export_step(request: ExportRequest) -> dict[str, Any]:
     config, step = RunFolder(request.folder).read_config(), request.step
     run = AuditedRun(folder=request.folder, config=config, base=request.base, step=step)
     _clear_left(request.out, Console())
-    _Checkpoint(run).export(request.out)
+    model = StepModel(run)
+    model.export(request.out, card=model.render_card())
     return {"folder": str(request.out), "step": step, "weights_sha256": hash_weights(request.out)}
 
 
@@ -238,35 +244,57 @@ def run_at_step(run: AuditedRun, beside: Path, console: Console) -> Iterator[Aud
     console.info(f"audit: exporting the model of step {run.step}")
     # What a killed process leaves is deleted by the next that locks the folder.
     with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=beside) as name:
-        yield _Checkpoint(run).write_run(Path(name))
+        yield StepModel(run).write_run(Path(name))
 
 
-class _Checkpoint:
-    def __init__(self, run: AuditedRun) -> None:
-        assert run.step is not None, "a checkpoint has a step"
-        path = RunFolder(run.folder).find_checkpoint(run.step)
-        refuse_damage(path, CheckpointFolder(path).find_damage(), "Name another --step")
-        self.path, self.progress = path, load_checkpoint_manifest(path)
-        self.read = partial(read_tensor, path, load_metadata(path, self.progress.files))
+class StepModel:
+    """The model of one of a run's checkpoints."""
+
+    def __init__(
+        self, run: AuditedRun, *, tokenizer: Any = None, runtime: Runtime | None = None
+    ) -> None:
+        """Check the run's checkpoint and open it; every rank calls this.
+
+        The tokenizer is that of the run, whose training ends here; None loads it.
+
+        Raises:
+            ModelError: there is none of this step, or the model before training is missing.
+            RecordError: it is damaged, or weights that it does not have were changed.
+        """
+        self._runtime = runtime = runtime or Runtime()
+        step = run.step
+        assert step is not None, "a checkpoint has a step"
+        path = runtime.from_main(lambda: RunFolder(run.folder).find_checkpoint(step))
+        read = sum_ahead(partial(list_listed, path), runtime)
+
+        def open_records() -> tuple[CheckpointManifest, CheckpointMetadata]:
+            damages = CheckpointFolder(path).find_damage(read=read)
+            again = "Name another --step" if tokenizer is None else "Run the same command again"
+            refuse_damage(path, damages, again)
+            manifest = load_checkpoint_manifest(path)
+            return manifest, load_metadata(path, manifest.files)
+
+        self.progress, stored = runtime.from_main(open_records)
+        self.path, self.read = path, partial(read_tensor, path, stored)
         model, base = run.config.model, find_base(run.folder, run.config, run.base)
         revision = model.revision if base == model.path else None
         model = model.model_copy(update={"path": base, "revision": revision})
         self.run = replace(run, base=base)
         self.config = run.config.model_copy(update={"model": model})
-        if base is not None and run.config.adapter is not None:
+        # Adapters of a run that ends here do not need the weights that they belong to.
+        if self.progress.base and (tokenizer is None or run.config.adapter is None):
             key, sample = self.progress.run_key, self.progress.sample_sha256
-            sums = sum_model(get_folder(base, revision))
+            sums = sum_base(self.config, runtime)
             check_belongs(path, self.progress, run_key=key, sample_sha256=sample, base=sums)
-        self.tokenizer = load_known_tokenizer(self.config) or load_trained_tokenizer(run.folder)
+        known = tokenizer or load_known_tokenizer(self.config)
+        self.tokenizer = known or load_trained_tokenizer(run.folder)
 
-    def export(self, out: Path) -> None:
+    def export(self, out: Path, *, card: str) -> None:
+        """Write the model or the adapter; every rank calls this."""
         config, path = self.config, self.config.model.path
-        name, text = f"{config.name}, step {self.run.step}", dump_yaml(self.run.config)
-        own = self.run.config.model.path
-        card = render_model_card(None, run_name=name, base_model=own, config_yaml=text)
-        spec, frozen = make_lora(config), config.train.trainable_modules
+        spec, trainable = make_lora(config), config.train.trainable_modules
         assembly = Assembly(
-            mesh=None, device=torch.device("cpu"), adapter=spec, trainable_modules=frozen
+            mesh=None, device=torch.device("cpu"), adapter=spec, trainable_modules=trainable
         )
         before: WeightSource | None = None
         if path is None:
@@ -275,34 +303,49 @@ class _Checkpoint:
             stored = open_stored(path, assembly, revision=config.model.revision)
             model, before = stored.outline(assembly).model, stored.weights
         parameters, aliases = dict(model.named_parameters()), find_aliases(model)
-        if spec is not None and config.adapter is not None and path is not None:
-            names = filter(is_adapter_parameter, parameters)
-            tensors = {name: self.read(f"model.{name}") for name in names}
-            model.load_state_dict(tensors, strict=False, assign=True)
+        if spec is not None and path is not None:
+            names = [name for name in parameters if is_adapter_parameter(name)]
             fields = make_peft_config(model, spec, base=path, revision=config.model.revision)
-            form, tokenizer = config.adapter.quantization, self.tokenizer
-            adapter = gather_adapter(model)
-            write_adapter(adapter, fields, tokenizer, out, card=card, base_quantization=form)
+            write = partial(write_adapter, config=fields, tokenizer=self.tokenizer, folder=out)
+            form = None if config.adapter is None else config.adapter.quantization
+            self._runtime.only_on_main(
+                lambda: write(
+                    {name: self.read(f"model.{name}") for name in names},
+                    card=card,
+                    base_quantization=form,
+                )
+            )
             return
+        frozen = {n: tuple(p.shape) for n, p in parameters.items() if not p.requires_grad}
+        if before is None and frozen:
+            before = ModuleWeights(draw_model(config, self.tokenizer))
+        found: dict[str, str] = {}
+        if before is not None:
+            found, _ = match_names(frozen, aliases, before, model=str(path))
 
         def read(name: str, dtype: torch.dtype) -> Tensor:
             name = aliases.get(name, name)
-            parameter = parameters.get(name)
-            if before is None or parameter is None or parameter.requires_grad:
+            if before is None or name not in found:
                 return self.read(f"model.{name}", dtype)
-            wanted = {name: tuple(parameter.shape)}
-            found, _ = match_names(wanted, aliases, before, model=str(path))
-            return before.read(found[name], find_whole(parameter)).to(dtype)
+            return before.read(found[name], find_whole(parameters[name])).to(dtype)
 
         repair_generation(model)
-        dtype = choose_export_dtype(config)
-        export_stored(model, read, self.tokenizer, out, dtype=dtype, card=card)
+        dtype, runtime = choose_export_dtype(config), self._runtime
+        export_stored(model, read, self.tokenizer, out, dtype=dtype, card=card, runtime=runtime)
+
+    def render_card(self) -> str:
+        """Return README.md of the step's model."""
+        name, model = f"{self.config.name}, step {self.run.step}", self.run.config.model.path
+        text = dump_yaml(self.run.config)
+        return render_model_card(None, run_name=name, base_model=model, config_yaml=text)
 
     def write_run(self, out: Path) -> AuditedRun:
+        """Write a run that ended after the step."""
         folder = self.run.folder
         prepared = PreparedRun(folder=folder, corpus=load_corpus(folder), tokenizer=self.tokenizer)
         manifest, end = count_until(self.config, prepared, self.progress, self.read)
-        self.export(out / ("model" if self.config.adapter is None else "adapter"))
+        target = out / ("model" if self.config.adapter is None else "adapter")
+        self.export(target, card=self.render_card())
         save_manifest(manifest, out / "manifest.jsonl")
         log = (self.path / LOG).read_bytes() + f"{end.model_dump_json()}\n".encode()
         (out / LOG).write_bytes(log)
