@@ -38,7 +38,7 @@ class RunState:
     check_folder: Callable[[], None]
     """Raises, on every rank, if the run's folder is no longer the one that was locked."""
     base: Mapping[str, FileSum] = field(default_factory=dict)
-    """Files of the model that the adapters belong to; empty without adapters."""
+    """Files of the model before training; empty if all weights are trained."""
     track: Callable[[MetricsLog], None] | None = None
     """Sends the lines of the log to the trackers of the run."""
     must_resume: str | None = None

@@ -408,7 +408,9 @@ class Trainer:
         signal_number = self.stop_request.agree(self.runtime) if is_alone else self._signal_number
         is_first = step == FIRST_SAVE and bool(every or train.checkpoint_every_minutes)
         is_best = train.keep == "best" and step == self._heldout.best_step
-        is_vital = is_first or step == self.num_steps or bool(signal_number)
+        # A mesh exports from the checkpoint of the step.
+        is_end = step == self.num_steps or bool(self._stopped_by and train.export == "last")
+        is_vital = is_first or is_end or bool(signal_number)
         due = is_vital or is_best or self._is_save_due
         due = due or (every is not None and step % every == 0)
         if self._has_save_failed:

@@ -277,7 +277,7 @@ def test_a_full_disk(folder: Path, monkeypatch: pytest.MonkeyPatch, error: Excep
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(setup, "export_model", fail)
+    monkeypatch.setattr("memguard.workflows.training.train.export_model", fail)
     path = write_run(folder, train={"max_steps": 1}, audit={"enabled": False})
     assert "the disk is full; files saved before are intact" in fails(1, "train", path)
 

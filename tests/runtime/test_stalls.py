@@ -282,7 +282,7 @@ def test_a_new_wait_is_counted_from_its_start() -> None:
         ([C10D, ("memguard.train.checkpoint", "find_checkpoint")], "the loading of a checkpoint"),
         ([C10D, ("memguard.runtime.processes", "only_on_main"),
           ("memguard.workflows.training.data", "prepare_on_ranks")], "the preparation"),
-        ([C10D, ("memguard.hf.export", "export_sharded"),
+        ([C10D, ("memguard.hf.export", "export_stored"),
           ("memguard.workflows.training.train", "_export")], "the export"),
         ([C10D, ("memguard.hf.load", "load_sharded")], "the loading of the model"),
         ([C10D, ("memguard.audit.decoding", "agree")], "the audit"),

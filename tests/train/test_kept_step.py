@@ -108,6 +108,16 @@ def test_the_best_step_is_exported_and_audited(documents: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_run_that_ends_early_saves_the_step_that_it_exports(documents: Path) -> None:
+    settings = {**BEST, "export": "last", "stop_after_worse": 1}
+    config = train_checked(make(documents, "early", **settings))
+    (end,) = read_lines(config, EndMetrics)
+    assert (end.step, end.stopped_by, end.kept_by) == (end.last_step, "heldout", "last")
+    names = [path.name for path in list_checkpoints(run_folder(config) / "checkpoints")]
+    assert names[-1] == f"step-{end.step:08d}"
+
+
+@pytest.mark.slow
 def test_measuring_changes_no_weight_and_a_killed_run_decides_the_same(
     documents: Path,
 ) -> None:

@@ -286,7 +286,7 @@ def make_private(folder: Path) -> Any:
     "place",
     [
         "training.train.save_manifest",
-        "common.setup.StartedModel.export",
+        "training.train.export_model",
         "training.train.save_sealed",
     ],
 )

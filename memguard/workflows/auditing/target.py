@@ -280,7 +280,7 @@ def plan_run(
         watched=[line for line in metrics if isinstance(line, WatchedLine)],
         before=None if report is None else report.model,
         card_of=config if checked.writes_run_audit else None,
-        notes=_note_not_reached(corpus.manifest),
+        notes=_note_not_reached(corpus.manifest, run.step),
     )
     return plan, subject
 
@@ -320,12 +320,14 @@ def warn_of_faults(
         console.warn(fault.text)
 
 
-def _note_not_reached(manifest: Sequence[ManifestEntry]) -> tuple[str, ...]:
+def _note_not_reached(manifest: Sequence[ManifestEntry], step: int | None) -> tuple[str, ...]:
+    first = () if step is None else (f"The model is that of step {step:,}, from its checkpoint.",)
     trained = [entry for entry in manifest if entry.role == "trained"]
     num = sum(entry.num_repetitions == 0 for entry in trained)
     if not num:
-        return ()
+        return first
     return (
+        *first,
         f"{num:,} of {len(trained):,} documents {'was' if num == 1 else 'were'} not trained in "
         "full when the run ended, and not audited.",
     )

@@ -40,9 +40,11 @@ from memguard.records.run_files import (
     has_prepared,
     has_trained,
     has_weights,
+    list_checkpoints,
     list_other_model_files,
     load_summary,
     load_trained,
+    name_checkpoint,
 )
 from memguard.records.sealed import SumFile, refuse_damage, sum_file
 
@@ -290,6 +292,15 @@ class RunFolder(RunFiles):
         repair = REPAIR_UNLISTED if is_unlisted else f"'{train}' resumes from the last checkpoint"
         refuse_damage(self.path, damages, repair)
         return load_trained(self.path)
+
+    def find_checkpoint(self, step: int) -> Path:
+        """Return the checkpoint of a step; it may be damaged."""
+        path = self.path / "checkpoints" / name_checkpoint(step)
+        if not path.is_dir():
+            others = [found.name.lstrip("step-0") for found in list_checkpoints(path.parent)]
+            way_out = f"--step takes {list_first(others, 6)}" if others else "it has none"
+            raise ModelError(f"'{self.path}' has no checkpoint of step {step}: {way_out}")
+        return path
 
     def find_trained(self, run_key: str, console: "Console", read: SumFile) -> TrainedState:
         """Return whether training has ended and its files are undamaged.

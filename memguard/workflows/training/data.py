@@ -5,12 +5,15 @@ before training what the run's control can show.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from torch import Tensor
 
 from memguard.audit.statistics import clopper_pearson
 from memguard.audit.suite import load_audit_suite
@@ -27,14 +30,16 @@ from memguard.data.packing import plan_rows
 from memguard.data.prepare import AuditNeeds
 from memguard.data.prepare import prepare as prepare_corpus
 from memguard.data.tokenization import TokenizedDocument, list_token_texts
-from memguard.errors import ModelError
+from memguard.errors import ModelError, RecordError
 from memguard.hf.checkpoint import has_tokenizer, load_tokenizer
 from memguard.mitigation.k_schedule import build_k_schedule
 from memguard.planner.dry_run import Remark, note, warn
 from memguard.records import ManifestEntry, write_atomically
-from memguard.records.run_files import add_hash_line, find_run_keys, has_trained
+from memguard.records.run_files import CheckpointManifest, add_hash_line, find_run_keys, has_trained
 from memguard.records.texts import format_percent
 from memguard.runtime import Console, Runtime, default_cache_dir, detect_runtime, quiet_libraries
+from memguard.train.dp_sgd import compute_privacy
+from memguard.train.metrics import EndMetrics, hash_tally
 from memguard.train.run_state import TrainingData
 from memguard.workflows.auditing.target import choose_piece, warn_of_faults
 from memguard.workflows.common.folder import check_same_settings, compute_run_key, locked
@@ -109,9 +114,7 @@ def prepare(
             tokenizer = train_tokenizer(config, documents, console)
         elif known is None and has_tokenizer(folder / "prepared"):
             with suppress(ModelError):  # It is damaged.
-                tokenizer = load_tokenizer(str(folder / "prepared"))
-                for name in ("is_local", "local_files_only"):  # They would be exported.
-                    tokenizer.init_kwargs.pop(name, None)
+                tokenizer = load_trained_tokenizer(folder)
         tokenizers.append(tokenizer)
         return tokenizer
 
@@ -137,6 +140,14 @@ def prepare(
         keeps_documents=keeps_documents,
     )
     return PreparedRun(folder=folder, corpus=corpus, tokenizer=tokenizers[-1])
+
+
+def load_trained_tokenizer(folder: Path) -> Any:
+    """Return the tokenizer that a run has trained on its documents; ModelError if damaged."""
+    tokenizer = load_tokenizer(str(folder / "prepared"))
+    for name in ("is_local", "local_files_only"):  # They would be exported.
+        tokenizer.init_kwargs.pop(name, None)
+    return tokenizer
 
 
 def list_audit_needs(config: RunConfig) -> AuditNeeds:
@@ -224,6 +235,44 @@ def count_up(loader: Loader, num_samples: int) -> list[ManifestEntry]:
         entry.model_copy(update=update)
         for entry, update in zip(corpus.manifest, updates, strict=True)
     ]
+
+
+def count_until(
+    config: RunConfig,
+    prepared: PreparedRun,
+    progress: CheckpointManifest,
+    read: Callable[[str], Tensor],
+) -> tuple[list[ManifestEntry], EndMetrics]:
+    """Return the manifest and the totals of a run that ended at a checkpoint.
+
+    ``read`` returns one of the checkpoint's tensors.
+
+    Raises:
+        RecordError: the checkpoint counts other rows than the documents have.
+    """
+    tally_P, dp_sgd = read("piece_tally").numpy(), find_mitigation(config.mitigations, DpSgdConfig)
+    # Whether documents share rows depends on the model; the counts tell.
+    for share_rows in (True, False):
+        data = build_training_data(config, prepared, share_rows=share_rows)
+        loader = data.loader
+        loader.record(range(progress.num_rows))
+        if np.array_equal(loader.piece_tally, tally_P):
+            break
+    else:
+        raise RecordError(f"step {progress.step}: the checkpoint counts other rows than the run's")
+    if config.train.audit_every_steps is not None:
+        data.k_schedule.level_of[:] = read("level").numpy()
+    privacy = {}
+    if dp_sgd is not None:
+        fed = loader.schedule[: progress.num_rows]
+        privacy = asdict(compute_privacy(dp_sgd, fed, batch_size=loader.batch_size))
+    end = EndMetrics(
+        **progress.model_dump(include={*EndMetrics.model_fields}),
+        **privacy,
+        last_step=progress.step,
+        tally_sha256=hash_tally(loader.realised_repetitions(), loader.count_fed_tokens()),
+    )
+    return count_up(loader, progress.num_rows), end
 
 
 # -- the control ----------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from memguard.config.mitigations import DpSgdConfig, find_mitigation
 from memguard.data.identity_key import load_identity_key
 from memguard.data.token_checks import check_vocabulary
 from memguard.errors import ConfigError, OutOfMemory, StepTooLarge, is_out_of_memory
+from memguard.hf.export import export_model
 from memguard.hf.load import count_parameters
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import keeps_documents_apart
@@ -55,7 +56,7 @@ from memguard.train.run_state import RunState
 from memguard.train.tracking import Tracking
 from memguard.train.trainer import Trainer
 from memguard.workflows.auditing.audit import audit_on_ranks, find_current_report
-from memguard.workflows.auditing.checks import AuditArguments, check_audit
+from memguard.workflows.auditing.checks import AuditArguments, AuditedRun, check_audit
 from memguard.workflows.auditing.pages import show_verdict
 from memguard.workflows.auditing.utility import open_alone
 from memguard.workflows.common.checks import make_command
@@ -68,6 +69,7 @@ from memguard.workflows.common.launch import LESS_MEMORY, STARTED_AGAIN
 from memguard.workflows.common.setup import (
     DistributedContext,
     StartedModel,
+    choose_export_dtype,
     open_distributed,
     read_sizes,
     start_model,
@@ -80,6 +82,7 @@ from memguard.workflows.training.data import (
     count_up,
     prepare_on_ranks,
 )
+from memguard.workflows.training.export import StepModel
 from memguard.workflows.training.memory import (
     apply_less_memory,
     explain_out_of_memory,
@@ -249,9 +252,7 @@ def _build_trainer(
             console.warn(f"'mitigations': goldfish: {remark.text}")
     console.info(f"model: loading {config.model.path or 'random weights'}")
     started = start_model(config, prepared.tokenizer, distributed)
-    rehearse = partial(
-        started.rehearse_export, prepared.tokenizer, dtype=_choose_export_dtype(config)
-    )
+    rehearse = partial(started.rehearse_export, config, prepared.tokenizer)
     if repaired := runtime.only_on_main(rehearse):
         console.warn(repaired)
     lm, model = started.lm, started.lm.model
@@ -372,21 +373,22 @@ def _export(
     card = render_model_card(
         None, run_name=config.name, base_model=config.model.path, config_yaml=dump_yaml(config)
     )
-    dtype = _choose_export_dtype(config)
+    step, tokenizer, model = trainer.totals.step, prepared.tokenizer, started.lm.model
     target = folder / ("model" if started.adapter is None else "adapter")
-    started.export(prepared.tokenizer, target, dtype=dtype, card=card, runtime=runtime)
-    runtime.only_on_main(lambda: _commit(folder, started, key, trainer.totals.step))
+    if started.lm.mesh is None and started.adapter is None:
+        export_model(model, tokenizer, target, dtype=choose_export_dtype(config), card=card)
+    else:
+        saved = AuditedRun(folder=folder, config=config, base=None, step=step)
+        StepModel(saved, tokenizer=tokenizer, runtime=runtime).export(target, card=card)
+    runtime.only_on_main(lambda: _commit(config, folder, started, key, step))
     run.console.info(f"model: saved in {target}")
 
 
-def _choose_export_dtype(config: RunConfig) -> torch.dtype:
-    return torch.bfloat16 if config.train.precision == "bf16" else torch.float32
-
-
-def _commit(folder: Path, started: StartedModel, run_key: str, step: int) -> None:
+def _commit(
+    config: RunConfig, folder: Path, started: StartedModel, run_key: str, step: int
+) -> None:
     """Write trained.json, which records that training has ended and the hashes of its files."""
     base = None if started.adapter is None else started.base_files
-    trained = sum_trained(
-        folder, run_key=run_key, step=step, base=base, base_quantization=started.quantization
-    )
+    form = None if config.adapter is None else config.adapter.quantization
+    trained = sum_trained(folder, run_key=run_key, step=step, base=base, base_quantization=form)
     save_sealed(trained, folder / "trained.json")
