@@ -27,8 +27,7 @@ from memguard.hf.nf4_base import fill_nf4, list_nf4, outline_nf4
 from memguard.hf.safetensors import WeightSource, copy_rectangle, match_names
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import check_causal_lm
-from memguard.model.dropout import list_dropout, set_dropout
-from memguard.model.trainable import freeze_others
+from memguard.model.trainable import freeze_others, list_dropout, set_dropout
 from memguard.parallel.fused import find_orders
 from memguard.parallel.hf_plan import ShardingPlan, plan_sharding, plan_storage
 from memguard.parallel.layout import ShardSlice, find_rectangle
