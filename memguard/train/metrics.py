@@ -52,15 +52,18 @@ class StepMetrics(Record):
     """Load-balancing loss of a mixture of experts, not part of `loss`; if all experts are used
     equally, the number of experts of a token. Null for a model that does not train with it."""
 
-    def describe(self, tokens_per_s: float, *, width: int | None = None) -> str:
+    def describe(
+        self, tokens_per_s: float, *, width: int | None = None, heldout: float | None = None
+    ) -> str:
         """Return the line for a log.
 
         ``tokens_per_s`` is the mean over the run so far, which one slow step hardly changes;
         ``width`` that of a terminal, where the line is not to wrap; None for a file or a pipe.
+        ``heldout`` is the last held-out loss.
         """
         left_s = self.elapsed_s / self.step * (self.num_steps - self.step)
         step = f"step {self.step}/{self.num_steps}"
-        *numbers, rate = self._list_parts(tokens_per_s)
+        *numbers, rate = self._list_parts(tokens_per_s, heldout)
         left = f"{format_duration(left_s)} left"
         parts = [step, *numbers, rate, left]
         lines = (
@@ -69,21 +72,25 @@ class StepMetrics(Record):
             " ".join(parts),
             " ".join([step, *numbers, _abbreviate(rate), left]),
             " ".join([step, *numbers, left]),
+            *([] if heldout is None else [" ".join([step, numbers[0], left])]),
         )
         return next((line for line in lines if width is None or len(line) <= width), lines[-1])
 
-    def describe_briefly(self, tokens_per_s: float, *, width: int | None = None) -> str:
+    def describe_briefly(
+        self, tokens_per_s: float, *, width: int | None = None, heldout: float | None = None
+    ) -> str:
         """Return the text next to a progress bar, short enough for a terminal of 80 columns."""
-        *parts, rate = self._list_parts(tokens_per_s)
+        loss, lr, *others, rate = self._list_parts(tokens_per_s, heldout)
         if width is None or width >= _WIDE:
-            return " ".join([*parts, rate, self._describe_memory()])
-        return " ".join([*parts, _abbreviate(rate)])
+            return " ".join([loss, lr, *others, rate, self._describe_memory()])
+        return " ".join([loss, *([lr] if heldout is None else []), *others, _abbreviate(rate)])
 
     def _describe_memory(self) -> str:
         return f"peak {self.peak_memory_bytes / 2**30:.2f} GiB"
 
-    def _list_parts(self, tokens_per_s: float) -> list[str]:
+    def _list_parts(self, tokens_per_s: float, heldout: float | None) -> list[str]:
         loss = "none" if self.loss is None else f"{self.loss:.4f}"
+        loss += "" if heldout is None else f" held-out {heldout:.4f}"
         grad_norm = "none" if self.grad_norm is None else _shorten(self.grad_norm)
         return [
             f"loss {loss}",

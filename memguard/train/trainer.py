@@ -12,7 +12,7 @@ import time
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -316,10 +316,13 @@ class Trainer:
 
     def _show(self, line: StepMetrics, advance: Advance) -> None:
         tokens_per_s = self.totals.num_kept_tokens / max(self.totals.train_s, 1e-9)
+        shown: dict[str, Any] = {"width": self.console.width}
+        if self.config.train.heldout_every_steps is not None:
+            shown["heldout"] = next(reversed(self._heldout.nll_by_step.values()), None)
         if self.console.live:
-            advance(1, line.describe_briefly(tokens_per_s, width=self.console.width))
+            advance(1, line.describe_briefly(tokens_per_s, **shown))
         if line.step % self.config.train.log_every_steps == 0 or line.step == self.num_steps:
-            self.console.info(line.describe(tokens_per_s, width=self.console.width))
+            self.console.info(line.describe(tokens_per_s, **shown))
         if line.num_alloc_retries and not self._has_warned_of_memory:
             self._has_warned_of_memory = True
             self.console.warn(
