@@ -28,7 +28,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from memguard.data.loader import Loader
-from memguard.errors import OtherRankFailed, describe_foreign, is_out_of_memory
+from memguard.errors import OtherRankFailed, RecordError, describe_foreign, is_out_of_memory
 from memguard.records.run_files import CheckpointManifest
 from memguard.runtime import Console, Runtime
 from memguard.runtime.stalls import SAVE_THREAD
@@ -65,6 +65,8 @@ class BackgroundSave:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._is_vital = False
+        self.waited_s = 0.0
+        """Seconds in which training waited or copied its state; the caller may set it to 0."""
         self._num_failed = 0
         """Saves in a row, up to the last that was waited for."""
 
@@ -76,12 +78,14 @@ class BackgroundSave:
     def start(self, state: TrainState, save: Save, *, is_vital: bool = False) -> None:
         """Copy the state and begin to save it; a failure of a ``is_vital`` save is an error."""
         assert self._thread is None, "the save before was not waited for"
+        started = time.perf_counter()
         parts = self._copy(list(state.parts()))
         self._is_vital = is_vital
         self._thread = threading.Thread(
             target=self._run, args=(parts, save), name=SAVE_THREAD, daemon=True
         )
         self._thread.start()
+        self.waited_s += time.perf_counter() - started
 
     def wait(self) -> None:
         """Wait for the save in flight, if there is one; warn if it failed and the next may do.
@@ -92,10 +96,12 @@ class BackgroundSave:
         """
         if self._thread is None:
             return
+        started = time.perf_counter()
         error = self._join()
         follows, rank = isinstance(error, OtherRankFailed), self._runtime.rank
         own = None if error is None else (follows, rank, describe_foreign(error))
         failed = [one for one in self._runtime.gather_objects(own) if one is not None]
+        self.waited_s += time.perf_counter() - started
         self._num_failed = self._num_failed + 1 if failed else 0
         if not failed:
             return
@@ -197,19 +203,35 @@ class Checkpoints:
         """Restore the newest checkpoint, up to ``until_step``; return None if there is none.
 
         Raises:
-            RecordError: the checkpoint is from another run, or of another base model.
+            RecordError: it is from another run or base model, or missing where one is needed.
             ConfigError: the checkpoint's run audited another sample during training.
         """
         checkpoint = find_checkpoint(
             self.folder, console=self._run.console, until_step=until_step, runtime=self._runtime
         )
         if checkpoint is None:
+            if (damage := self._run.must_resume) is not None and until_step is None:
+                raise RecordError(
+                    f"{damage}, and '{self.folder}' has no intact checkpoint to resume from: "
+                    f"restore one, delete '{self._run.folder}' to start over, or choose another "
+                    "'name'"
+                )
             return None
         path, manifest, stored = checkpoint
         self._runtime.only_on_main(lambda: self._accept(path, manifest))
         load_checkpoint(path, self._state(), stored=stored, runtime=self._runtime)
         self.newest_step = manifest.step
         return Totals(**{field.name: getattr(manifest, field.name) for field in fields(Totals)})
+
+    def return_to(self, step: int) -> Totals:
+        """Restore the checkpoint of an earlier step, which must be there."""
+        kept = self.load(step)
+        if kept is None or kept.step != step:
+            raise RecordError(
+                f"the weights of step {step}, with which the run must end, are missing or damaged "
+                f"in '{self.folder}': restore them, or delete that folder to start over"
+            )
+        return kept
 
     def _accept(self, path: Path, manifest: CheckpointManifest) -> None:
         """Refuse a checkpoint of another run, and read its log."""

@@ -41,5 +41,8 @@ class RunState:
     """Files of the model before training; empty if all weights are trained."""
     track: Callable[[MetricsLog], None] | None = None
     """Sends the lines of the log to the trackers of the run."""
+    peak_s: tuple[float, ...] | None = None
+    """Seconds of matmuls at a GPU's peak for a token, a pair of tokens that attend, and a label;
+    None if unknown."""
     must_resume: str | None = None
     """Why the run must resume from a checkpoint; None if it may start at step 0."""

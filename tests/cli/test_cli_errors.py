@@ -349,20 +349,20 @@ def test_interrupted_while_preparing(folder: Path, monkeypatch: pytest.MonkeyPat
 def test_asked_to_stop_outside_the_steps(
     folder: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
-    from memguard.train import trainer
+    from memguard.train.heldout import HeldoutLoss
 
-    real = trainer.measure_heldout
+    real = HeldoutLoss.measure
 
-    def measure(*arguments: Any, step: int, **how: Any) -> Any:
+    def measure(heldout: HeldoutLoss, step: int) -> Any:
         if step == at:
             # Twice, as a launcher does that passes on what the terminal has sent already.
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGTERM)
-        return real(*arguments, step=step, **how)
+        return real(heldout, step)
 
     path = write_run(folder, train={"max_steps": 3}, audit={"enabled": False})
     with monkeypatch.context() as patched:
-        patched.setattr(trainer, "measure_heldout", measure)
+        patched.setattr(HeldoutLoss, "measure", measure)
         message = fails(143, "train", path)
     assert f"stopped after step {at or 1} of 3 and saved" in message
     run = folder / "runs" / "run"

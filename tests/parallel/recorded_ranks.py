@@ -50,7 +50,7 @@ from memguard.model.causal_lm import CausalLM
 from memguard.parallel.mesh_shape import AXES
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.runtime import Runtime
-from memguard.train.heldout import measure_heldout
+from memguard.train.heldout import HeldoutLoss
 from memguard.train.step import TrainStep
 from memguard.workflows.common.setup import open_distributed
 from memguard.workflows.training.monitor import ModelInTraining, take_snapshot
@@ -201,15 +201,15 @@ def measure_loss(step: TrainStep, documents: Sequence[Any]) -> None:
         manifest=[SimpleNamespace(role="heldout", bucket="heldout")] * len(documents),
         document=documents.__getitem__,
     )
-    measure_heldout(
-        step.lm,
-        corpus,
+    heldout = HeldoutLoss(
+        lm=step.lm,
+        corpus=corpus,
         seq_len=NUM_TOKENS,
         batch_tokens=NUM_TOKENS,
-        step=1,
         runtime=step.runtime,
         precision=step.precision,
     )
+    heldout.measure(step=1)
 
 
 def look(lm: CausalLM, windows: Sequence[Window], runtime: Runtime) -> None:
