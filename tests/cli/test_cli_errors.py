@@ -13,7 +13,7 @@ import pytest
 from cli_examples import run_cli, write_jsonl, write_run
 
 from memguard.workflows.common import setup
-from memguard.workflows.training import train
+from memguard.workflows.training import data as training_data
 
 pytestmark = pytest.mark.slow
 
@@ -297,7 +297,7 @@ def test_a_failing_file_system(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(train, "prepare", fail)
+    monkeypatch.setattr(training_data, "prepare", fail)
     message = fails(1, "train", write_run(folder)).splitlines()[-1]
     assert line in message
     assert "Check the disk or file system, and run the same command again" in message
@@ -317,7 +317,7 @@ def test_out_of_memory_elsewhere(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     def fail(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(train, "prepare", fail)
+    monkeypatch.setattr(training_data, "prepare", fail)
     assert "an audit needs less with a lower 'audit.batch_tokens'" in fails(
         1, "train", write_run(folder)
     )
@@ -327,7 +327,7 @@ def test_mistakes_of_ours_show_where(folder: Path, monkeypatch: pytest.MonkeyPat
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(train, "prepare", fail)
+    monkeypatch.setattr(training_data, "prepare", fail)
     outcome = run_cli("train", write_run(folder))
     assert outcome.code == 1
     assert "Traceback" in outcome.err
@@ -340,7 +340,7 @@ def test_interrupted_while_preparing(folder: Path, monkeypatch: pytest.MonkeyPat
 
     path = write_run(folder, train={"max_steps": 1}, audit={"enabled": False})
     with monkeypatch.context() as patched:
-        patched.setattr(train, "prepare", interrupt)
+        patched.setattr(training_data, "prepare", interrupt)
         assert "run the same command again to resume" in fails(130, "train", path)
     assert run_cli("train", path).code == 0
 
