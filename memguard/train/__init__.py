@@ -6,6 +6,7 @@
     prefetch.py            builds the next batch in a background thread
     step.py                one optimizer step, the same on one process and on every mesh
     step_cost.py           tokens a second a GPU, MFU, memory by kind
+    profile.py             torch's traces of some steps, and communication by axis
     embedding_noise.py     noise on the embeddings of one forward pass, if a mitigation adds it
     dp_sgd.py              per-row gradient clipping, noise on the sum, and the privacy spent
     optim.py               AdamW, its parameter groups and the learning rate of a step

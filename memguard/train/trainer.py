@@ -30,6 +30,7 @@ from memguard.train.heldout import HeldoutLoss
 from memguard.train.metrics import EndMetrics, MetricsLog, StepMetrics, hash_tally, parse_metrics
 from memguard.train.optim import learning_rate
 from memguard.train.prefetch import Prefetcher
+from memguard.train.profile import StepProfile
 from memguard.train.resume import Checkpoints, Totals
 from memguard.train.run_state import RunState, TrainingData
 from memguard.train.step import TrainStep, build_own_batch
@@ -91,6 +92,7 @@ class Trainer:
                 "'train.heldout_every_steps' needs documents that are never trained: set "
                 "'data.control', or leave it out"
             )
+        self._profile = StepProfile(config.train.profile, run, lm.mesh)
         self.totals = Totals()
         self.checkpoints = Checkpoints(
             run,
@@ -162,20 +164,24 @@ class Trainer:
                     advance(self.totals.step, "")
                     self._stop_if_worse()
                     while self.totals.step < self.num_steps and self._stopped_by is None:
-                        with fast_matmuls(self.runtime.device):
+                        profiled = self._profile.step(self.totals.step + 1)
+                        with fast_matmuls(self.runtime.device), profiled:
                             line = self._timed_step()
                         log.write(line)
                         self._show(line, advance)
+                        self._profile.write_after(line.step)
                         self._measure_heldout_if_due(log)
                         self._audit_if_due(log)
                         if self._stopped_by != "budget":
                             self._save_if_due()
+                self._profile.write_after(math.inf)
                 self._finish(log)
                 self._stop_if(self.stop_request.agree(self.runtime))
         except Exception:
             self.checkpoints.saves.end()
             raise
         finally:
+            self._profile.stop()
             self.runtime.progress.step = 0
             log.close()
             self.lm.model.eval()

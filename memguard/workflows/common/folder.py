@@ -66,6 +66,7 @@ FREE_IN_TRAIN = (
     "log_every_steps",
     "stall_minutes",
     "heldout_every_steps",
+    "profile",
     "keep",
 )
 _COMPARED = ("model", "adapter", "prepared", "audit", "gate")
