@@ -226,7 +226,6 @@ class Interrupted(MemguardError):
     def __init__(self, signal_number: int, message: str) -> None:
         super().__init__(message)
         self.exit_code = 128 + signal_number
-        self.signal_name = signal.Signals(signal_number).name
 
 
 class OtherRankFailed(MemguardError):

@@ -8,8 +8,9 @@ first; attention gets the mask of packed rows and, as on GPUs, long pieces.
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from unittest import mock
 
@@ -29,6 +30,9 @@ from memguard.parallel.attention_pieces import MIN_PIECE
 from memguard.parallel.linear import to_local
 from memguard.parallel.lora import LoraSpec
 from memguard.parallel.mesh_shape import MeshShape
+from memguard.parallel.model_sizes import ModelSizes
+from memguard.planner.step_settings import StepSettings
+from memguard.planner.traffic import Collective, StepTraffic
 from memguard.runtime import Runtime
 from memguard.train.step import TrainStep
 
@@ -215,3 +219,29 @@ class _Stages:
         now_s = time.perf_counter()
         self.seconds[name] = now_s - self._last_s
         self._last_s = now_s
+
+
+def list_collectives(
+    sizes: ModelSizes, mesh: MeshShape, settings: StepSettings
+) -> list[Collective]:
+    """Return all collectives of one optimizer step between two ranks or more, by the planner."""
+    step = StepTraffic(sizes, mesh, settings)
+    # Most blocks are alike.
+    blocks = Counter(
+        call
+        for number in range(sizes.num_layers)
+        for call in (*step.block(number, is_whole=False), *step.block_storage(number))
+    )
+    micro_batch = [
+        *(_repeat(call, count) for call, count in blocks.items()),
+        *step.ends(),
+        *(call for unit in step.end_storage() for call in unit),
+    ]
+    times = settings.num_micro_batches
+    # Only complete gradients go over data.
+    whole = [call if call.axis == "data" else _repeat(call, times) for call in micro_batch]
+    return [call for call in (*whole, *step.update()) if call.degree > 1]
+
+
+def _repeat(collective: Collective, times: int) -> Collective:
+    return replace(collective, num_calls=collective.num_calls * times)

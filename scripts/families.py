@@ -37,13 +37,13 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "parallel")]
 
 from family_groups import list_lines, list_model_types, survey_families  # noqa: E402
+from mesh_export import export_layer  # noqa: E402
 from parity import Case, case_of, compare  # noqa: E402
 from ranks import RankPool  # noqa: E402
 from tiny_families import build  # noqa: E402
 
 from memguard.errors import ConfigError, ModelError  # noqa: E402
 from memguard.hf.assembly import Assembly, build_meta_layer, fill_layer  # noqa: E402
-from memguard.hf.export import export_sharded  # noqa: E402
 from memguard.hf.safetensors import ModuleWeights  # noqa: E402
 from memguard.parallel.hf_plan import plan_sharding  # noqa: E402
 from memguard.parallel.mesh import build_mesh  # noqa: E402
@@ -90,7 +90,7 @@ def export(family: str, degrees: Degrees, folder: str) -> None:
     mesh = build_mesh(MeshShape(**dict(zip(("data", "z", "y", "x"), degrees, strict=True))), "cpu")
     layer = build_meta_layer(model.config, Assembly(mesh=mesh, device=torch.device("cpu")))
     fill_layer(layer, ModuleWeights(model), name=family)
-    export_sharded(layer, _NoTokenizer(), Path(folder), dtype=torch.float32, card="")
+    export_layer(layer, _NoTokenizer(), Path(folder), dtype=torch.float32, card="")
     dist.barrier()
 
 

@@ -37,7 +37,7 @@ from memguard.hf.checkpoint import say_in_one_line
 from memguard.hf.from_config import RUNNABLE, build_on_meta, reduce_config
 from memguard.hf.load import count_parameters
 from memguard.model.checks import build_causal_lm, explain_head
-from memguard.model.dropout import list_dropout
+from memguard.model.trainable import list_dropout
 from memguard.parallel.hf_plan import plan_sharding
 from memguard.parallel.mesh_shape import MeshShape, list_meshes
 from memguard.parallel.model_sizes import COMPARED_FAMILIES, ModelSizes

@@ -39,14 +39,13 @@ import transformers
 from bench.harness import build_parser
 from bench.workload import describe_step, pair_memory
 from fake_mesh import Calls
-from fake_step import SimulatedStep, simulate_step
+from fake_step import SimulatedStep, list_collectives, simulate_step
 
 from memguard.config import ParallelConfig, TrainConfig
 from memguard.errors import ConfigError, MemguardError
 from memguard.parallel.mesh_shape import MeshShape, resolve_mesh
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.memory import MemoryEstimate, estimate_memory
-from memguard.planner.traffic import list_collectives
 from memguard.workflows.common.checks import read_mesh
 
 MANY, MOST_Z = 512, 128

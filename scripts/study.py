@@ -20,6 +20,7 @@ import study_audit_dtype
 import study_utility
 from study_common import (
     STUDIES,
+    count_matched,
     mean,
     replace_tables,
     run_compare,
@@ -33,7 +34,6 @@ from memguard.records import Comparison
 from memguard.records.comparison import find_change, list_shares
 from memguard.report.seed_means import (
     Setting,
-    count_matched,
     get_base,
     list_costs,
     list_doses,

@@ -25,14 +25,21 @@ import numpy as np
 import yaml
 from safetensors import safe_open
 from scipy.interpolate import PchipInterpolator
-from study_common import QUICK_PRETRAIN, ROOT, STUDIES, mean, run_compare, show_queries
+from study_common import (
+    QUICK_PRETRAIN,
+    ROOT,
+    STUDIES,
+    count_documents,
+    count_matched,
+    mean,
+    run_compare,
+    show_queries,
+)
 
 from memguard.config import apply_overrides, load_yaml
 from memguard.records import ComparedRun, Comparison, Tables, write_parameters
 from memguard.report.seed_means import (
     Setting,
-    count_documents,
-    count_matched,
     get_base,
     is_measured,
     list_costs,

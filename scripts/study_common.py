@@ -3,7 +3,7 @@
 import math
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from memguard.records import Comparison, ResultRow
@@ -91,3 +91,13 @@ def replace_tables(page: Path, tables: str) -> None:
     if not mark:
         raise SystemExit(f"{page} needs the marks '{BEGIN}' and '{END}'")
     page.write_text(f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}", encoding="utf-8")
+
+
+def count_matched(rows: Iterable[ResultRow]) -> int:
+    """Return the number of documents that match, of all rows."""
+    return sum(row.num_matched or 0 for row in rows)
+
+
+def count_documents(rows: Iterable[ResultRow]) -> int:
+    """Return the number of documents of all rows."""
+    return sum(row.num_documents for row in rows)

@@ -9,7 +9,7 @@ from memguard.hf.load_as import LoadedForm
 from memguard.records import LoadAs
 from memguard.records.run_files import find_weights_folder
 from memguard.runtime import detect_runtime
-from memguard.train.heldout import measure_heldout
+from memguard.train.heldout import HeldoutLoss
 from memguard.workflows.auditing.models import DTYPES, LazyModel, ModelSource
 from memguard.workflows.common.folder import RunFolder
 from memguard.workflows.common.setup import DistributedContext
@@ -27,13 +27,9 @@ def measure_form(run: Path, load_as: LoadAs) -> float:
     )
     alone = DistributedContext(runtime=runtime, mesh=None, parallel=ParallelConfig())
     model = LazyModel(source, config.audit.model_copy(update={"dtype": "fp32"}), alone)
-    measured = measure_heldout(
-        model.load(),
-        load_corpus(run),
-        seq_len=config.data.seq_len,
-        batch_tokens=4096,
-        step=0,
-        runtime=runtime,
+    heldout = HeldoutLoss(
+        lm=model.load(), corpus=load_corpus(run), seq_len=config.data.seq_len, runtime=runtime
     )
+    measured = heldout.measure(step=0)
     assert measured is not None, "the run has a control"
     return measured.nll

@@ -11,7 +11,7 @@ def record_forward_backward(
 ) -> Calls:
     """Record a forward and a backward pass of a layer from `build_meta_layer`."""
     lm = layer.lm
-    sent = SentCollectives(layer.mesh, lm.model.config)
+    sent = SentCollectives(lm.mesh, lm.model.config)
     with observe(sent):
         allocate(layer.lm, layer.assembly.device)
         lm.model.train()

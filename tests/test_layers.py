@@ -71,10 +71,6 @@ def test_exit_codes(error: errors.MemguardError, exit_code: int) -> None:
     assert str(error) == "x"
 
 
-def test_an_interruption_names_its_signal() -> None:
-    assert errors.Interrupted(signal.SIGTERM, "stopped").signal_name == "SIGTERM"
-
-
 def test_a_config_error_carries_all_problems() -> None:
     error = errors.ConfigError("one", "two")
     assert error.problems == ("one", "two")

@@ -16,10 +16,9 @@ running the probes
     passages.py            one model input, and the model's results for its tokens
     batching.py            jobs of scorer and decoder in batches, on any mesh
     scoring.py             passages -> token results, by a model
-    decoding.py, beams.py  prompts -> generated tokens
+    decoding.py, beams.py  prompts -> generated tokens, within a limit of time
     following.py           documents continued from the keys of their scoring pass
     token_loop.py          the loop over the new tokens of a batch
-    generation_time.py     its limit of time where weights are gathered for each token
     cache.py               rows of numbers, cached on disk and computed once
     context.py             the models, tokenizer, cache and process group of an audit
     probe.py               what a probe is: settings, metrics, measurement, rows, section

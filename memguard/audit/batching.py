@@ -132,7 +132,7 @@ class Batching:
         ranks are waiting in a collective.
 
         Raises:
-            LimitReached: generation has taken too long, see `generation_time`; with the results of
+            LimitReached: generation has taken too long, see `GenerationLimit`; with the results of
                 the batches before.
             ModelError: a token is outside the vocabulary, a row is longer than the model's maximum
                 length, a single job does not fit into memory, or logits are not finite.

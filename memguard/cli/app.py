@@ -181,7 +181,7 @@ def prepare(config: Config, overrides: Overrides = None, as_json: Json = False) 
 
     run = check_run(_load_run(config, overrides), trains=False)
     say("prepare: loading torch and transformers")
-    from memguard.workflows.training.train import prepare_run
+    from memguard.workflows.training.data import prepare_run
 
     summary = prepare_run(run).corpus.summary
     print_result(as_json, summary.model_dump(mode="json"), run.folder / "manifest.jsonl")
@@ -247,6 +247,9 @@ def audit(
     suite: Annotated[str | None, typer.Option(help="Shipped suite, or a suite's YAML.")] = None,
     format: options.Format = None,
     load_as: options.LoadAs = "stored",
+    step: Annotated[
+        int | None, typer.Option(min=1, help="Audit a RUN's checkpoint of this step, into --out.")
+    ] = None,
     nproc: Nproc = None,
     list_probes: Annotated[
         bool,
@@ -276,6 +279,7 @@ def audit(
         out=out,
         form=read_format(format, option="--format"),
         load_as=load_as,
+        step=step,
         style="options",
         settings=AuditArguments.read_settings(settings),
     )
@@ -286,8 +290,9 @@ def audit(
     run_on_processes(nproc or 1)
     say("audit: loading torch and transformers")
     from memguard.workflows.auditing.audit import audit as audit_checked
+    from memguard.workflows.training.export import run_at_step
 
-    report = audit_checked(checked)
+    report = audit_checked(checked, at_step=run_at_step)
     print_result(as_json, report.model_dump(mode="json"), checked.out / "report.html")
 
 

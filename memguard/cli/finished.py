@@ -25,7 +25,11 @@ def export(
     ],
     out: Annotated[
         Path | None,
-        typer.Argument(metavar="OUT", help="Folder of the merged model; must not exist."),
+        typer.Argument(metavar="OUT", help="Folder of the written model; must not exist."),
+    ] = None,
+    step: Annotated[
+        int | None,
+        typer.Option(min=1, help="Write the run's model of this step, from its checkpoint."),
     ] = None,
     merge: Annotated[
         bool, typer.Option("--merge", help="Merge the adapter into its base model.")
@@ -60,15 +64,16 @@ def export(
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option(help="Base model: for --merge its present location, for --to its hub id."),
+        typer.Option(help="Base model: its present location; for --to its hub id."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Merge an adapter, or send a run's weights to the hub.
+    """Write a checkpoint's model, merge an adapter, or send a run's weights to the hub.
 
-    --merge compares logits with those of adapter and base, and writes nothing if they differ by
-    more than rounding. --to sends weights, configuration, tokenizer and a card, nothing else, to a
-    private repository unless --public is given.
+    --step needs neither a GPU nor the run's mesh. --merge compares logits with those of adapter and
+    base, and writes nothing if they differ by more than rounding. --to sends weights,
+    configuration, tokenizer and a card, nothing else, to a private repository unless --public is
+    given.
     """
     of_hub = {
         "--dry-run": dry_run,
@@ -77,20 +82,22 @@ def export(
         "--allow-unaudited": allow_unaudited,
     }
     problem = ""
-    if from_seeds and (merge or to or dtype or base):
-        problem = "--from-seeds stands alone: leave out --merge, --to, --dtype and --base"
+    if from_seeds and (merge or to or dtype or base or step is not None):
+        problem = "--from-seeds stands alone: leave out --step, --merge, --to, --dtype and --base"
     elif to is not None:
-        if merge or out is not None or dtype is not None:
-            problem = "OUT, --merge and --dtype are for a merge; --to sends a run as it is"
+        if merge or step is not None or out is not None or dtype is not None:
+            problem = "OUT, --step, --merge and --dtype write here; --to sends a run as it is"
     elif given := [option for option, is_given in of_hub.items() if is_given]:
         problem = f"'{given[0]}' is for --to hub:NAME, which is missing"
-    elif not (merge or from_seeds):
+    elif step is not None and (merge or dtype is not None):
+        problem = "--step takes neither --merge nor --dtype; merge the adapter that it writes"
+    elif step is None and not merge and not from_seeds:
         problem = (
-            "give --merge, which writes an adapter merged into its base, or --to hub:NAME, which "
-            "sends a run's weights to the hub"
+            "give --step N, which writes a checkpoint's model, --merge, which merges an adapter "
+            "into its base, or --to hub:NAME, which sends weights"
         )
     elif out is None:
-        problem = "OUT, the folder of the merged model, is missing"
+        problem = "OUT, the folder of the written model, is missing"
     if problem:
         raise ConfigError(problem)
     if to is not None:
@@ -116,12 +123,13 @@ def export(
         return
     from memguard.workflows.training.checks import ExportRequest
 
-    merged = ExportRequest(folder=folder, out=out, dtype=dtype, base=base)
-    merged.check()
+    wanted = ExportRequest(folder=folder, out=out, dtype=dtype, base=base, step=step)
+    wanted.check()
     say("export: loading torch, transformers and peft")
-    from memguard.workflows.training.export import export_merged
+    from memguard.workflows.training.export import export_merged, export_step
 
-    print_result(as_json, export_merged(merged).describe(), out)
+    result = export_merged(wanted).describe() if step is None else export_step(wanted)
+    print_result(as_json, result, out)
 
 
 def _send_to_hub(request: "HubRequest", *, as_json: bool) -> None:

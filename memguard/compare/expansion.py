@@ -244,9 +244,13 @@ def build_setting(
 
 
 def find_early_end(config: RunConfig) -> str:
-    """Return the setting that may end training before all repetitions are done; "" if none."""
-    stops = config.budget is not None and config.budget.action == "stop"
-    return "budget.action: stop" if stops else ""
+    """Return the setting by which a model may lack some of the repetitions; "" if none."""
+    ends = {
+        "budget.action: stop": config.budget is not None and config.budget.action == "stop",
+        "train.stop_after_worse": config.train.stop_after_worse is not None,
+        "train.export: best": config.train.export == "best",
+    }
+    return next((setting for setting, is_set in ends.items() if is_set), "")
 
 
 def _equalise(checked: RunConfig, kept_share: float, document: Document) -> RunConfig:

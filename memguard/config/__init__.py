@@ -29,5 +29,5 @@ from memguard.config.loading import (
 from memguard.config.mitigations import GoldfishConfig, MitigationConfig, TokenDropoutConfig
 from memguard.config.schema import AuditConfig, AxisName, ParallelConfig, RunConfig, SweepConfig
 from memguard.config.template import dump_yaml, render_template
-from memguard.config.training import BudgetConfig, OptimConfig, TrainConfig
+from memguard.config.training import BudgetConfig, OptimConfig, ProfileConfig, TrainConfig
 from memguard.config.yaml_text import Document, load_yaml

@@ -54,6 +54,18 @@ class OptimConfig(Settings):
         return self
 
 
+class ProfileConfig(Settings):
+    """Steps that torch's profiler records."""
+
+    steps: tuple[PositiveInt, PositiveInt] = Field(description="The first and the last step.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.steps[0] > self.steps[1]:
+            raise ValueError(f"'steps' must be a first step and a last one; got {[*self.steps]}")
+        return self
+
+
 class TrainConfig(Settings):
     """Duration, batch sizes, precision and checkpoints of training."""
 
@@ -138,6 +150,9 @@ class TrainConfig(Settings):
         None,
         description="End training after this many measurements without a lower held-out loss; null "
         "takes all steps.",
+    )
+    profile: ProfileConfig | None = Field(
+        None, description="Steps whose traces, and time of each axis, are written; null: none."
     )
     log_every_steps: PositiveInt = Field(10, description="Steps between log lines.")
     audit_every_steps: PositiveInt | None = Field(

@@ -14,7 +14,7 @@ load_as.py           a model as it may be shipped: its adapter merged, or quanti
 stored_names.py      a checkpoint's tensors under the names and in the layouts of the modules
 assembly.py          adapts a model for training or an audit: sharding, adapters, compilation
 safetensors.py       reads rectangles of tensors; writes files of bounded size
-export.py            a trained model, gathered tensor by tensor, as transformers would store it
+export.py            a model, or tensors of a checkpoint, as transformers would store them
 export_rehearsal.py  all of an export but the weights, tried and repaired before training
 adapter_export.py    adapters, into a folder that peft loads or merged into their base
 """

@@ -1,10 +1,9 @@
 """Writes adapters: as a folder that `peft` loads, or merged into their base.
 
-    gather_adapter,  adapter_model.safetensors: base_model.model.{layer}.lora_A.weight [R, K],
-    write_adapter    .lora_B.weight [N, R], DoRA: .lora_magnitude_vector [N]; fp32.
+    write_adapter    adapter_model.safetensors: base_model.model.{layer}.lora_A.weight [R, K],
+                     .lora_B.weight [N, R], DoRA: .lora_magnitude_vector [N]; fp32.
                      adapter_config.json: peft's LoraConfig, which names the base model.
-                     README.md and the tokenizer. On a mesh each rank of a replica gathers one
-                     factor at a time; rank 0 keeps all of them in memory and writes the files
+                     README.md and the tokenizer. All factors are in memory
     write_merged     tensor by tensor: base [N, K], A [R, K], B [N, R] -> merged [N, K] -> file; no
                      more than one tensor and its factors are in memory
     compare_logits   adapter + base, by peft, against the merged folder, by transformers, both in
@@ -24,8 +23,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import Tensor
 
 from memguard.errors import ModelError
 from memguard.hf.adapter_files import QUANTIZATION
@@ -42,34 +40,16 @@ from memguard.hf.safetensors import (
     build_index,
     plan_files,
 )
-from memguard.parallel.fused import find_orders
 from memguard.parallel.layout import ShardSlice
 from memguard.parallel.lora import (
     MAGNITUDE,
     LoraSpec,
     find_targets,
-    is_adapter_parameter,
     shorten_targets,
 )
 from memguard.records.record import atomic_folder
 
 _PREFIX = "base_model.model."
-
-
-def gather_adapter(model: nn.Module) -> dict[str, Tensor]:
-    """Return the whole adapters by the names in peft's file, on the CPU; every rank calls this."""
-    tensors = {}
-    orders = find_orders(model)
-    for name, parameter in model.named_parameters():
-        if is_adapter_parameter(name):
-            value = parameter.detach()
-            full = value.full_tensor() if isinstance(value, DTensor) else value
-            if name in orders:
-                full = orders[name].to_file(full)
-            # peft stores magnitudes without the name of their parameter.
-            stored = name.removesuffix(".weight") if MAGNITUDE in name else name
-            tensors[_PREFIX + stored] = full.cpu().contiguous()
-    return tensors
 
 
 def make_peft_config(
@@ -112,14 +92,19 @@ def write_adapter(
 ) -> None:
     """Write a peft folder; an existing folder of that name is replaced.
 
-    ``tensors`` are from `gather_adapter`, ``config`` from `make_peft_config`, ``card`` is the text
-    of README.md; ``base_quantization`` is None if the base was not quantised in training.
+    ``tensors`` are on the CPU, by their names in the model; ``config`` is from `make_peft_config`,
+    ``card`` the text of README.md; ``base_quantization`` is None if the base was not quantised.
     """
     metadata = {"format": "pt"}
     if base_quantization is not None:
         metadata[QUANTIZATION] = base_quantization
     with atomic_folder(folder) as temporary:
-        save_file(tensors, temporary / "adapter_model.safetensors", metadata=metadata)
+        # peft stores magnitudes without the name of their parameter.
+        named = {
+            _PREFIX + (name.removesuffix(".weight") if MAGNITUDE in name else name): tensor
+            for name, tensor in tensors.items()
+        }
+        save_file(named, temporary / "adapter_model.safetensors", metadata=metadata)
         text = json.dumps(config, indent=2) + "\n"
         (temporary / "adapter_config.json").write_text(text, encoding="utf-8")
         tokenizer.save_pretrained(temporary)

@@ -27,8 +27,7 @@ from memguard.hf.nf4_base import fill_nf4, list_nf4, outline_nf4
 from memguard.hf.safetensors import WeightSource, copy_rectangle, match_names
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import check_causal_lm
-from memguard.model.dropout import list_dropout, set_dropout
-from memguard.model.trainable import freeze_others
+from memguard.model.trainable import freeze_others, list_dropout, set_dropout
 from memguard.parallel.fused import find_orders
 from memguard.parallel.hf_plan import ShardingPlan, plan_sharding, plan_storage
 from memguard.parallel.layout import ShardSlice, find_rectangle
@@ -178,12 +177,6 @@ class ShardedLayer:
     plan: ShardingPlan
     assembly: Assembly
 
-    @property
-    def mesh(self) -> Mesh4D:
-        """The mesh over which it is sharded."""
-        assert self.assembly.mesh is not None, "it is sharded"
-        return self.assembly.mesh
-
 
 def build_meta_layer(config: Any, assembly: Assembly, *, attn: str | None = None) -> ShardedLayer:
     """Shard a model of this configuration without allocating storage.
@@ -282,14 +275,14 @@ def fill_model(
     wanted |= {key: tuple(nf4.weight.shape) for key, nf4 in quantised.items()}
     buffers = _list_stored_buffers(model, source)
     wanted |= {key: tuple(buffer.shape) for key, buffer in buffers.items()}
-    stored, unexpected = match_names(wanted, _aliases(model), source, model=name)
+    stored, unexpected = match_names(wanted, find_aliases(model), source, model=name)
     allocate(lm, assembly.device)
     orders = find_orders(model)
     z = Axis(name="z") if mesh is None else mesh.axis("z")
     for key, parameter in model.named_parameters():
         if key not in wanted:
             continue
-        rectangle = _whole(parameter)
+        rectangle = find_whole(parameter)
         if mesh is not None and plan is not None:
             here = {"z": z.rank, "y": mesh.axis("y").rank, "x": mesh.axis("x").rank}
             placements = plan.placements(key)
@@ -308,24 +301,22 @@ def fill_model(
         module, _, leaf = key.rpartition(".")
         dtype = _find_dtype(model, key, assembly.dtype) or buffer.dtype
         target = torch.empty_like(buffer, dtype=dtype)
-        copy_rectangle(source, stored[key], _whole(buffer), target)
+        copy_rectangle(source, stored[key], find_whole(buffer), target)
         model.get_submodule(module)._buffers[leaf] = target
-    if source.origin is not None:
-        # The export reverts them, as that of transformers does.
-        model._weight_conversions = list(source.origin.conversions)
     if assembly.adapter is not None and assembly.is_trained:
         fill_lora(model, assembly.adapter, mesh)
     model.eval()
     return unexpected
 
 
-def _whole(tensor: torch.Tensor) -> ShardSlice:
+def find_whole(tensor: torch.Tensor) -> ShardSlice:
+    """Return the rectangle of a whole tensor."""
     return ShardSlice(start=(0,) * tensor.ndim, shape=tuple(tensor.shape))
 
 
 def allocate(lm: CausalLM, device: torch.device) -> None:
     """Allocate this rank's weights, uninitialized, and move the buffers to the same device."""
-    aliases = _aliases(lm.model)
+    aliases = find_aliases(lm.model)
     to_storage: Any = lm._apply
     to_storage(lambda t: torch.empty_like(t, device=device) if t.is_meta else t.to(device))
     for name, first in aliases.items():
@@ -352,7 +343,7 @@ def _find_dtype(model: Any, name: str, dtype: torch.dtype) -> torch.dtype | None
     return next((kept for text, kept in patterns.items() if re.search(text, name)), None)
 
 
-def _aliases(model: nn.Module) -> dict[str, str]:
+def find_aliases(model: nn.Module) -> dict[str, str]:
     """Return a mapping from the other names of tied parameters to their first name."""
     first: dict[int, str] = {}
     aliases = {}

@@ -1,14 +1,12 @@
 """Writes a model as a Hugging Face folder that appears under its name only when complete.
 
-    plain   `export_model`     with save_pretrained, which restores original names of some families
-    mesh    `export_sharded`   tensor by tensor: shards [N/(y z), K/x] -> full [N, K] -> its form in
-                               the original files, which `StoredForm` knows -> file
+    export_model    of a model on one process: save_pretrained restores the original names
+    export_stored   the same files of tensors that are read, as those of a checkpoint: whole tensor
+                    [N, K] -> its form in the original files, which `StoredForm` knows -> file
 
-On a mesh, all ranks of data replica 0 cast their shards to the written dtype, move them to the CPU
-and send them to the rank that writes the current file; the ranks take turns as writer. The first
-rank that stores a rectangle sends it, point-to-point over the default group, whose CPU backend is
-gloo. No rank holds more than its shard and the tensors that are stored together. After every file
-all ranks agree that it is written, so a full disk on one rank stops all of them.
+Models on a mesh are not gathered: the run's checkpoint has every tensor. Each rank reads and writes
+the files that are its turn, and holds no more than the tensors that are stored together. After
+every round all ranks agree that it is written, so a full disk on one rank stops all of them.
 
 `StoredForm` finds names, shapes and order of the stored tensors by a run of transformers'
 `revert_weight_conversion` on tensors without storage. Tensors that are reverted together form a
@@ -20,27 +18,21 @@ group, which the same function reverts when its tensors are there:
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch import distributed as dist
-from torch.distributed.tensor.placement_types import Placement
+from torch import Tensor
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange, WeightConverter, revert_weight_conversion
 
 from memguard.errors import ModelError
-from memguard.hf.assembly import ShardedLayer
 from memguard.hf.from_config import describe_model
 from memguard.hf.load import count_parameters
 from memguard.hf.safetensors import FileWriter, StoredTensor, WeightsFile, build_index, plan_files
-from memguard.parallel.fused import find_orders
-from memguard.parallel.layout import ShardSlice, all_rectangles
-from memguard.parallel.linear import to_local
-from memguard.parallel.mesh import Mesh4D
-from memguard.records.record import atomic_folder, cleared_on_error, commit, make_temporary_folder
+from memguard.records.record import atomic_folder
 from memguard.runtime import Runtime
 
 
@@ -83,8 +75,8 @@ class StoredForm:
         found = {name: shape for _, shapes in groups for name, shape in shapes.items()}
         if found != {tensor.name: tensor.shape for tensor in self.tensors}:
             raise ModelError(
-                f"{type(model).__name__} cannot be exported from a mesh: transformers stores some "
-                "of its tensors in a way that is not known here. Export it on one process"
+                f"{type(model).__name__} cannot be exported from a checkpoint: transformers stores "
+                "some of its tensors in a way that is not known here. Train it on one process"
             )
 
     def _find_groups(
@@ -103,6 +95,10 @@ class StoredForm:
             shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
             groups.append((tuple(names), shapes))
         return groups
+
+    def list_groups(self, file: WeightsFile) -> Iterator[tuple[str, ...]]:
+        """Return the groups of a file; one at the border of two is read for each of them."""
+        return iter({self.group_of[stored.name]: None for stored in file.tensors})
 
     def revert(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the stored tensors that all tensors of a group become."""
@@ -143,51 +139,6 @@ def find_stored_form(model: Any, *, dtype: torch.dtype) -> StoredForm:
     return StoredForm(outline, dtype=dtype)
 
 
-def list_replica_ranks(mesh: Mesh4D) -> list[int]:
-    """Return the ranks of data replica 0, x fastest: together they hold the model once."""
-    ranks: list[int] = mesh.device_mesh.mesh[0].flatten().tolist()
-    return ranks
-
-
-def gather_tensor(
-    source: Tensor,
-    placements: tuple[Placement, Placement],
-    mesh: Mesh4D,
-    *,
-    dtype: torch.dtype,
-    to_rank: int,
-) -> Tensor | None:
-    """Return a sharded parameter, whole, on the CPU, on one rank; None on the others.
-
-    All ranks of data replica 0 call this in the same order. Shards are cast before they are sent.
-    """
-    rank = dist.get_rank()
-    local = to_local(source.detach()).to("cpu", dtype)
-    shape = tuple(source.shape)
-    # The rectangles that make up the tensor, and the first rank that stores each.
-    owners: dict[ShardSlice, int] = {}
-    stored = all_rectangles(shape, placements, mesh.shape)
-    for owner, (_, rectangle) in zip(list_replica_ranks(mesh), stored, strict=True):
-        if rectangle.num_elements:
-            owners.setdefault(rectangle, owner)
-    if rank != to_rank:
-        if rank in owners.values():
-            dist.send(local.contiguous(), to_rank)
-        return None
-    full = torch.empty(shape, dtype=dtype)
-    for rectangle, owner in owners.items():
-        target = full[rectangle.slices]
-        if owner == rank:
-            target.copy_(local)
-        elif target.is_contiguous():
-            dist.recv(target, owner)
-        else:
-            piece = torch.empty(rectangle.shape, dtype=dtype)
-            dist.recv(piece, owner)
-            target.copy_(piece)
-    return full
-
-
 def export_model(
     model: Any, tokenizer: Any, folder: Path, *, dtype: torch.dtype, card: str
 ) -> None:
@@ -215,36 +166,36 @@ def export_model(
         write_surroundings(model, tokenizer, temporary, dtype=dtype, card=card)
 
 
-def export_sharded(
-    layer: ShardedLayer,
+def export_stored(
+    model: Any,
+    read: Callable[[str, torch.dtype], Tensor],
     tokenizer: Any,
     folder: Path,
     *,
     dtype: torch.dtype,
     card: str,
+    runtime: Runtime | None = None,
     max_file_bytes: int = 4 << 30,
 ) -> None:
-    """Write the same folder from a mesh; all ranks call this with the same arguments.
+    """Write the same folder from whole tensors; every rank calls this with the same arguments.
 
-    ``folder`` is on a file system shared by all ranks; see `export_model`.
+    The storage of ``model``, if it has any, is not read: ``read`` returns a tensor by its name in
+    the model, on the CPU. ``folder`` is on a file system shared by all ranks.
 
     Raises:
         OSError: this rank could not write a file.
         OtherRankFailed: another rank failed.
     """
-    runtime = Runtime(rank=dist.get_rank(), world_size=dist.get_world_size())
-    temporary = runtime.from_main(lambda: make_temporary_folder(folder))
-    with cleared_on_error(temporary if runtime.is_main else None):
-        model = layer.lm.model
-        form = find_stored_form(model, dtype=dtype)
-        files = plan_files(form.tensors, max_file_bytes)
-        writers = list_replica_ranks(layer.mesh)
-        for number, file in enumerate(files):
-            writer = writers[number % len(writers)]
-            failure = _write_file(layer, form, file, temporary, writer, dtype)
+    runtime = runtime or Runtime()
+    with ExitStack() as stack:
+        temporary = runtime.from_main(lambda: stack.enter_context(atomic_folder(folder)))
+        with runtime.contain():
+            form = find_stored_form(model, dtype=dtype)
+            files = plan_files(form.tensors, max_file_bytes)
+        for first in range(0, len(files), runtime.world_size):
             with runtime.contain():
-                if failure is not None:
-                    raise failure
+                for file in files[first + runtime.rank :][:1]:
+                    _write_file(form, file, temporary, lambda name: read(name, dtype))
 
         def finish() -> None:
             if len(files) > 1:
@@ -254,66 +205,23 @@ def export_sharded(
             if model.can_generate():
                 model.generation_config.save_pretrained(temporary)
             write_surroundings(model, tokenizer, temporary, dtype=dtype, card=card)
-            commit(temporary, folder)
+            stack.close()
 
         runtime.only_on_main(finish)
 
 
 def _write_file(
-    layer: ShardedLayer,
-    form: StoredForm,
-    file: WeightsFile,
-    temporary: Path,
-    writer: int,
-    dtype: torch.dtype,
-) -> OSError | None:
-    """Gather one file's tensors, group by group, on the rank that writes them.
-
-    The error that kept the file from being written is returned, not raised: the other ranks are
-    still sending and all tensors must be received first.
-    """
-    if dist.get_rank() not in list_replica_ranks(layer.mesh):
-        return None
+    form: StoredForm, file: WeightsFile, temporary: Path, read: Callable[[str], Tensor]
+) -> None:
+    """Write one file, group by group."""
     names = {stored.name for stored in file.tensors}
-    # A group at the border of two files is gathered for each of them.
-    groups = iter({form.group_of[stored.name]: None for stored in file.tensors})
-
-    orders = find_orders(layer.lm.model)
-
-    def gather(group: Sequence[str]) -> dict[str, Any]:
-        whole = {name: _gather(layer, name, dtype, writer) for name in group}
-        return {
-            name: full if full is None or name not in orders else orders[name].to_file(full)
-            for name, full in whole.items()
-        }
-
-    failure = None
-    if dist.get_rank() == writer:
-        try:
-            with FileWriter(temporary, file) as output:
-                for group in groups:
-                    stored = form.revert(gather(group))
-                    for name in names.intersection(stored):
-                        output.write(name, stored[name])
-                    # Frees its memory before the next group is gathered.
-                    del stored
-        except OSError as error:
-            failure = error
-    for group in groups:
-        gather(group)
-    return failure
-
-
-def _gather(layer: ShardedLayer, name: str, dtype: torch.dtype, to_rank: int) -> Tensor | None:
-    """Return a tensor, whole, in the mesh's order, on one rank; None on the others."""
-    module, _, leaf = name.rpartition(".")
-    source = getattr(layer.lm.model.get_submodule(module), leaf)
-    dtype = written_dtype(source, dtype)
-    if not isinstance(source, nn.Parameter):
-        # A buffer: every rank has the whole tensor.
-        return source.to("cpu", dtype) if dist.get_rank() == to_rank else None
-    placements = layer.plan.placements(name)
-    return gather_tensor(source, placements, layer.mesh, dtype=dtype, to_rank=to_rank)
+    with FileWriter(temporary, file) as output:
+        for group in form.list_groups(file):
+            stored = form.revert({name: read(name) for name in group})
+            for name in names.intersection(stored):
+                output.write(name, stored[name])
+            # Frees its memory before the next group is read.
+            del stored
 
 
 def write_surroundings(

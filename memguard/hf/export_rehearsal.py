@@ -67,7 +67,7 @@ def _find_problem(settings: Any) -> str | None:
 def rehearse_export(
     model: Any, tokenizer: Any, *, dtype: torch.dtype, is_sharded: bool
 ) -> str | None:
-    """Write what `export_model` or `export_sharded` would; return what `repair_generation` does.
+    """Write what `export_model` or `export_stored` would; return what `repair_generation` does.
 
     Raises:
         ModelError: the export would fail; names the part.

@@ -92,8 +92,19 @@ class StoredModel:
         self.config.tie_word_embeddings = False
         return True
 
-    def set_generation(self, model: Any) -> None:
-        """Give a model the settings of `generate`, for the export and for the ends of texts."""
+    def outline(self, assembly: Assembly, *, attn: str | None = None) -> CausalLM:
+        """Return the model on one process without storage, with what its export needs."""
+        lm = build_meta_model(self.config, assembly, attn=attn)
+        if self.untie(lm.model):
+            lm = build_meta_model(self.config, assembly, attn=attn)
+        self.prepare_export(lm.model)
+        return lm
+
+    def prepare_export(self, model: Any) -> None:
+        """Give a model the settings of `generate`, also for the ends of texts, and conversions."""
+        if self.weights.origin is not None:
+            # The export reverts them, as that of transformers does.
+            model._weight_conversions = list(self.weights.origin.conversions)
         if not model.can_generate():
             return
         read = transformers.GenerationConfig.from_pretrained
@@ -237,7 +248,7 @@ def load_sharded(
         layer = build_meta_layer(stored.config, assembly, attn=attn)
         if stored.untie(layer.lm.model):
             layer = build_meta_layer(stored.config, assembly, attn=attn)
-        stored.set_generation(layer.lm.model)
+        stored.prepare_export(layer.lm.model)
     unexpected = fill_layer(layer, stored.weights, name=path)
     if stored.adapter is not None:
         fill_factors(layer.lm.model, stored.adapter)
@@ -279,10 +290,7 @@ def load_assembled(
     stored = open_stored(path, assembly, revision=revision, base=base)
     assembly = stored.adapt(assembly)
     with explained(NO_MODEL.format(path)):
-        lm = build_meta_model(stored.config, assembly, attn=attn)
-        if stored.untie(lm.model):
-            lm = build_meta_model(stored.config, assembly, attn=attn)
-        stored.set_generation(lm.model)
+        lm = stored.outline(assembly, attn=attn)
     unexpected = fill_model(lm, assembly, stored.weights, name=path)
     if stored.adapter is not None:
         fill_factors(lm.model, stored.adapter)

@@ -8,8 +8,7 @@
     token_scores.py   log-probability, argmax and margin of single tokens
     truncation.py     probability of a label under top-k and top-p; the largest logits of a row
     next_token.py     the most likely or a drawn next token
-    dropout.py        lists or sets the dropout of a model
-    trainable.py      which weights are trained
+    trainable.py      which weights are trained; lists or sets dropout
     evaluation.py     modes of modules and random numbers, as before at the end of a block
     fsdp_root.py      a model that another program has sharded by FSDP2
     kv_cache.py       rows that grow token by token; their keys and values are computed once

@@ -47,3 +47,13 @@ class Optimizer(ABC):
 
     def make_room(self, parameter: LocalParameter) -> None:  # noqa: B027
         """Allocate the state of a parameter, to be filled from a checkpoint."""
+
+    def count_gradient_bytes(self) -> int:
+        """Return the size of the gradients that exist at a time."""
+        return sum(count_gradient_bytes(parameter) for parameter in self.parameters)
+
+
+def count_gradient_bytes(parameter: LocalParameter) -> int:
+    """Return the size of the gradient of a local tensor."""
+    local = parameter.local
+    return local.numel() * (local.grad_dtype or local.dtype).itemsize

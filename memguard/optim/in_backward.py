@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from memguard.errors import ConfigError
-from memguard.optim.base import Optimizer, StateTensor
+from memguard.optim.base import Optimizer, StateTensor, count_gradient_bytes
 from memguard.optim.noise import as_rows, find_place
 from memguard.optim.weights import Weights
 from memguard.parallel.collectives import all_reduce
@@ -79,6 +79,10 @@ class Lomo(Optimizer):
 
     def update(self) -> None:
         """Do nothing: backward has updated all parameters."""
+
+    def count_gradient_bytes(self) -> int:
+        """Return the size of the gradients of the largest unit."""
+        return max(sum(map(count_gradient_bytes, unit)) for unit in self._units.values())
 
     @torch.no_grad()
     def _receive(self, parameter: LocalParameter, _: Tensor) -> None:

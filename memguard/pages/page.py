@@ -231,8 +231,6 @@ class Section:
     key: str
     """Target of links."""
     title: str
-    short_title: str = ""
-    """Text of links."""
     lead: tuple[str, ...] = ()
     facts: tuple[Fact, ...] = ()
     figure: Figure | None = None

@@ -16,10 +16,12 @@ need operations without side effects (the compiler itself omits the copy).
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._profiler import _RecordFunctionFast
 from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
@@ -27,6 +29,8 @@ from memguard.parallel.mesh import Axis
 
 # The operators are used directly because their Python wrappers are renamed between releases.
 _ops = torch.ops._c10d_functional
+RANGE = "memguard over "
+"""Begin of the names of ranges in profiles; the axis follows."""
 
 
 def all_reduce(tensor: Tensor, axis: Axis, op: str = "sum", *, owned: bool = False) -> Tensor:
@@ -46,9 +50,15 @@ def start_all_reduce(tensor: Tensor, axis: Axis, op: str = "sum", *, owned: bool
     if not tensor.is_contiguous():
         tensor, owned = tensor.contiguous(), True
     if owned and can_overwrite():
-        started: Tensor = _ops.all_reduce_(tensor, op, axis.group_name)
-    else:
-        started = _ops.all_reduce(tensor, op, axis.group_name)
+        return _start(_ops.all_reduce_, axis, tensor, op)
+    return _start(_ops.all_reduce, axis, tensor, op)
+
+
+def _start(operation: Any, axis: Axis, *arguments: Any) -> Tensor:
+    """Start a collective, in a profile in a range that names the axis."""
+    is_profiled = not torch.compiler.is_compiling() and torch.autograd.profiler._is_profiler_enabled
+    with _RecordFunctionFast(RANGE + axis.name) if is_profiled else nullcontext():
+        started: Tensor = operation(*arguments, axis.group_name)
     return started
 
 
@@ -80,14 +90,14 @@ def gather_rows(rows: Tensor, axis: Axis) -> Tensor:
     """Return the rows of all ranks along the first dimension, in rank order; no gradient."""
     if axis.degree == 1:
         return rows
-    return wait(_ops.all_gather_into_tensor(rows.contiguous(), axis.degree, axis.group_name))
+    return wait(_start(_ops.all_gather_into_tensor, axis, rows.contiguous(), axis.degree))
 
 
 def _reduce_scatter(tensor: Tensor, axis: Axis) -> Tensor:
     """Return this rank's piece, along the last dimension, of the sum over the axis."""
     pieces = tensor.reshape(*tensor.shape[:-1], axis.degree, tensor.shape[-1] // axis.degree)
     rows = pieces.movedim(-2, 0).flatten(0, 1).contiguous()
-    return wait(_ops.reduce_scatter_tensor(rows, "sum", axis.degree, axis.group_name))
+    return wait(_start(_ops.reduce_scatter_tensor, axis, rows, "sum", axis.degree))
 
 
 def copy_to_axis(tensor: Tensor, axis: Axis) -> Tensor:

@@ -20,8 +20,7 @@ rectangles with it. One layer remains one parameter, one matmul and one collecti
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from memguard.parallel.layout import ShardSlice
 
@@ -58,18 +57,6 @@ class FeatureOrder:
                     file=_replace(rectangle, self.dim, start + first - place, num),
                 )
             place += size
-
-    def to_file(self, tensor: Tensor) -> Tensor:
-        """Return a whole tensor in the order of files."""
-        whole = ShardSlice(start=(0,) * tensor.ndim, shape=tuple(tensor.shape))
-        ordered = torch.empty_like(tensor)
-        for piece in self.split(whole):
-            ordered[piece.file.slices] = tensor[piece.mesh.slices]
-        return ordered
-
-    def to_mesh(self, tensor: Tensor) -> Tensor:
-        """Return a whole tensor in the order of the mesh."""
-        return torch.cat([tensor.narrow(self.dim, *run) for run in self.runs], self.dim)
 
 
 def _replace(rectangle: ShardSlice, dim: int, start: int, size: int) -> ShardSlice:

@@ -8,7 +8,7 @@ the size of the first. Of 8 experts, 16 ranks along z would each store one, twic
 share: z splits another dimension of tensors with three or more if it does not divide the first.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -83,17 +83,3 @@ def find_rectangle(
     if not over_z:
         return rectangle
     return cut(rectangle, find_storage_dim(rectangle.shape, mesh.z), ranks["z"], mesh.z)
-
-
-def all_rectangles(
-    shape: Sequence[int], placements: tuple[Placement, Placement], mesh: MeshShape
-) -> Iterator[tuple[dict[str, int], ShardSlice]]:
-    """Yield the coordinates of each rank of one replica and the rectangle it stores.
-
-    Replicated pieces appear once for each rank that stores them.
-    """
-    for z in range(mesh.z):
-        for y in range(mesh.y):
-            for x in range(mesh.x):
-                ranks = {"z": z, "y": y, "x": x}
-                yield ranks, find_rectangle(shape, placements, mesh, ranks)

@@ -63,7 +63,7 @@ from memguard.planner.parameters import (
     block_unit,
     find_trained,
 )
-from memguard.planner.step_settings import StepSettings
+from memguard.planner.step_settings import StepOptions, StepSettings
 from memguard.planner.traffic import LayerGroup
 
 MEMORY_SHARE = 0.9
@@ -83,6 +83,24 @@ _TOGETHER = (163, 221, 265, 294, 308, 328)
 _FORWARD_MATMULS, _BACKWARD_MATMULS = 2, 5
 BACKWARD_OPERATIONS = _BACKWARD_MATMULS / _FORWARD_MATMULS
 """Operations of attention's backward, relative to its forward."""
+
+
+def count_token_flops(sizes: ModelSizes, work: StepOptions) -> tuple[int, int, int]:
+    """Return the FLOP of a step's matmuls a token, a pair of tokens that attend, and a label.
+
+    2 a weight in forward, as many for the gradient of its input in blocks that backward reaches,
+    and for that of the weight if it is trained.
+    """
+    part = find_trained(sizes, MeshShape(), work.adapter, work.trained_modules)
+    rank, r = RankSizes.of(sizes, MeshShape()), 0 if work.adapter is None else work.adapter.r
+    linear = sum(outs * ins for outs, ins in rank.list_linear().values())
+    token = linear * (len(part.blocks) + part.num_reached)
+    for block in part.blocks:
+        token += 3 * sum(r * (layer.ins + layer.outs) for layer in block.adapted)
+        weights = zip(block.unit.parameters, block.unit.shapes, strict=True)
+        token += sum(rows * ins for name, (rows, ins) in weights if name.endswith("_proj.weight"))
+    pair = 2 * rank.queries * (len(part.blocks) + 2 * part.num_reached)
+    return 2 * token, 2 * pair, 2 * rank.features * rank.vocab * (2 + part.has_head)
 
 
 def time_matmul(

@@ -18,7 +18,6 @@ is partial, then all of them over z and data.
 Where shards are uneven (vocabulary over x, weights over z) sizes are rank 0's, the largest.
 """
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -70,28 +69,6 @@ class Collective:
         return rounds * self.payload_bytes * (self.degree - 1) / self.degree
 
 
-def list_collectives(
-    sizes: ModelSizes, mesh: MeshShape, settings: StepSettings
-) -> list[Collective]:
-    """Return all collectives of one optimizer step between two ranks or more."""
-    step = StepTraffic(sizes, mesh, settings)
-    # Most blocks are alike.
-    blocks = Counter(
-        call
-        for number in range(sizes.num_layers)
-        for call in (*step.block(number, is_whole=False), *step.block_storage(number))
-    )
-    micro_batch = [
-        *(_repeat(call, count) for call, count in blocks.items()),
-        *step.ends(),
-        *(call for unit in step.end_storage() for call in unit),
-    ]
-    times = settings.num_micro_batches
-    # Only complete gradients go over data.
-    whole = [call if call.axis == "data" else _repeat(call, times) for call in micro_batch]
-    return [call for call in (*whole, *step.update()) if call.degree > 1]
-
-
 _DOWN = "down_proj"
 _INPUTS = "gradients of the inputs of q|k|v, of gate|up"
 _STATISTICS = "gradients of statistics"
@@ -101,10 +78,6 @@ _COPIED = (
     *("self_attn.q_norm.weight", "self_attn.k_norm.weight"),
 )
 """Parameters of which all ranks along y have a copy and compute the gradient."""
-
-
-def _repeat(collective: Collective, times: int) -> Collective:
-    return replace(collective, num_calls=collective.num_calls * times)
 
 
 class StepTraffic:

@@ -178,7 +178,7 @@ class CheckpointManifest(SealedRecord):
     train_s: float
     torch_version: str
     base: dict[str, FileSum] = Field(default_factory=dict)
-    """The files of the model that the adapters belong to; empty if there are no adapters."""
+    """The files of the model before training; empty if all weights are trained."""
     files: dict[str, FileSum]
 
 

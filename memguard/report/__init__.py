@@ -27,28 +27,5 @@ The components of pages are in `memguard.pages`. The page modules compute every 
 templates only arrange them. The text of records is untrusted: `formatting` cleans it, the template
 engine escapes it, and the page's policy forbids scripts and network access. Rendering is
 deterministic: a link is the only part that depends on other files. matplotlib is imported when a
-chart is drawn, and the module of a page when it is first used.
+chart is drawn.
 """
-
-import typing
-
-if typing.TYPE_CHECKING:
-    from memguard.report.comparison_picture import render_comparison_chart
-    from memguard.report.html import render_comparison, render_report
-    from memguard.report.model_card import render_model_card
-
-__all__ = ["render_comparison", "render_comparison_chart", "render_model_card", "render_report"]
-_PLACES = {
-    "render_comparison": "html",
-    "render_comparison_chart": "comparison_picture",
-    "render_model_card": "model_card",
-    "render_report": "html",
-}
-
-
-def __getattr__(name: str) -> typing.Any:
-    if name in _PLACES:
-        from importlib import import_module
-
-        return getattr(import_module(f"memguard.report.{_PLACES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

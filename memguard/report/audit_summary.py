@@ -326,7 +326,6 @@ def build_findings(report: AuditReport) -> Section:
     return Section(
         key="findings",
         title="Documents that were extracted",
-        short_title="Findings",
         lead=(report.describe_findings(), *_list_finding_notes(report)),
         tables=(table,) if findings else (),
         brief=(Fact("", report.describe_findings()),),

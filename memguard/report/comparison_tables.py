@@ -183,7 +183,6 @@ def build_gains(comparison: Comparison) -> Section | None:
     return Section(
         key="gains",
         title="Extraction, attacks and membership by setting",
-        short_title="By setting",
         lead=(
             "Exact match alone favours the mitigation that drops most labels. From left to right: "
             "extraction by greedy decoding, teacher-forced token accuracy, queries of a sampling "

@@ -171,16 +171,6 @@ def list_values(rows: Iterable[ResultRow]) -> list[float]:
     return [row.value for row in rows if row.value is not None]
 
 
-def count_matched(rows: Iterable[ResultRow]) -> int:
-    """Return the number of documents that match, of all rows."""
-    return sum(row.num_matched or 0 for row in rows)
-
-
-def count_documents(rows: Iterable[ResultRow]) -> int:
-    """Return the number of documents of all rows."""
-    return sum(row.num_documents for row in rows)
-
-
 def average(values: Sequence[float]) -> float | None:
     """Return the mean over seeds, which is infinite if a value is; None without any."""
     if not values or math.inf in values:
@@ -266,7 +256,7 @@ def list_costs(
 
 def show_cost(setting: Setting) -> Cell:
     """Show the median document's cost and its range: over documents, or over seeds."""
-    if not count_documents(setting.find("sampling", "never")):
+    if not any(row.num_documents for row in setting.find("sampling", "never")):
         return show_missing("not measured")
     medians, control = list_costs(setting), list_costs(setting, 0)
     if not medians:

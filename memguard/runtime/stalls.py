@@ -44,7 +44,7 @@ _NUM_SPEAKERS = 16
 """Only the first ranks, of more than one machine, read and speak: thousands would overload it."""
 _MOST_NAMED = 4
 _COLLECTIVES = "torch.distributed.distributed_c10d"
-_JOIN_SAVE = ("memguard.train.background_save", "_join")
+_JOIN_SAVE = ("memguard.train.resume", "_join")
 SAVE_THREAD = "memguard-save"
 """Name of the thread that saves; while the main thread waits for it, it is looked at instead."""
 
@@ -61,11 +61,11 @@ _PLACES: tuple[tuple[str, str, str | None], ...] = (
     # The first step has the time limit of its process group ('parallel.timeout_minutes').
     ("memguard.train.step", "", None),
     ("memguard.train.checkpoint", "save_checkpoint", "the save"),
-    ("memguard.train.background_save", "", "the save"),
+    ("memguard.train.resume", "", "the save"),
     ("memguard.train.checkpoint", "", "the loading of a checkpoint"),
     ("memguard.train.base_nll", "", "the losses before training"),
     ("memguard.train.heldout", "", "the held-out loss"),
-    ("memguard.workflows.training.train", "_prepare_once", "the preparation"),
+    ("memguard.workflows.training.data", "prepare_on_ranks", "the preparation"),
     ("memguard.workflows.training.train", "_export", "the export"),
     ("memguard.hf.export", "", "the export"),
     ("memguard.hf.merged_weights", "", "the export"),

@@ -5,14 +5,14 @@
     stop_request.py        clean stop on a signal
     prefetch.py            builds the next batch in a background thread
     step.py                one optimizer step, the same on one process and on every mesh
+    step_cost.py           tokens a second a GPU, MFU, memory by kind
+    profile.py             torch's traces of some steps, and communication by axis
     embedding_noise.py     noise on the embeddings of one forward pass, if a mitigation adds it
     dp_sgd.py              per-row gradient clipping, noise on the sum, and the privacy spent
     checkpoint.py          save and resume, bit for bit; committed by rename
-    background_save.py     runs a save of a copy of the state while training goes on
     checkpoint_storage.py  locations of a checkpoint's tensors, as JSON instead of torch's pickle
-    resume.py              saves and restores the progress of a run
-    heldout.py             mean loss on documents that are never trained
-    kept_step.py           which step is exported, and when held-out loss ends a run
+    resume.py              saves the progress of a run while it goes on, and restores it
+    heldout.py             loss on documents never trained; which step is exported
     divergence.py          whose rows a step had that is not finite
     base_nll.py            NLL of every trained token under the initial model
     audit_callback.py      audits during training, and the decisions of a memorization budget

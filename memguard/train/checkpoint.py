@@ -211,14 +211,14 @@ def find_checkpoint(
     for path in reversed(paths):
         if newest is not None and path.name > newest:
             continue
-        read = sum_ahead(partial(_list_listed, path), runtime)
+        read = sum_ahead(partial(list_listed, path), runtime)
         records = runtime.from_main(partial(_check_or_warn, path, read, console))
         if records is not None:
             return path, *records
     return None
 
 
-def _list_listed(path: Path) -> list[Path]:
+def list_listed(path: Path) -> list[Path]:
     """Return the files of a checkpoint whose hashes decide whether it is intact."""
     try:
         files = load_checkpoint_manifest(path).files
@@ -260,8 +260,8 @@ def check_belongs(
 
     Raises:
         ConfigError: the checkpoint's run audited another sample during training.
-        RecordError: the checkpoint is from a run with other settings or documents, or its adapters
-            belong to another base model.
+        RecordError: the checkpoint is from a run with other settings or documents, or the base
+            model, which has the weights that are not trained, was changed.
     """
     if manifest.run_key != run_key:
         raise RecordError(
@@ -278,8 +278,8 @@ def check_belongs(
     changed = [name for name in names if manifest.base.get(name) != base.get(name)]
     if changed:
         raise RecordError(
-            f"'{path}' has adapters of another base model: its {changed[0]} was changed since this "
-            f"run began. Restore the model in 'model.path', or delete '{path.parent}' to start over"
+            f"'{path}' belongs to another base model: its {changed[0]} was changed since this run "
+            f"began. Restore the model in 'model.path', or delete '{path.parent}' to start over"
         )
 
 

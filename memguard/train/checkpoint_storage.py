@@ -10,6 +10,7 @@ with `weights_only`. A model of 405B parameters on 512 ranks has millions of rec
 arrays, and torch gets only those that overlap the rectangles of the rank that reads.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,6 +30,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import WriteResult
 
 from memguard.errors import RecordError
@@ -169,6 +171,27 @@ class JsonReader(FileSystemReader):
         rectangles = _create_chunk_list(tensor)
         overlaps = [places.find_overlapping(rectangle) for rectangle in rectangles]
         return np.flatnonzero(np.any(overlaps, axis=0)).tolist() if overlaps else ()
+
+
+def read_tensor(
+    folder: Path, stored: CheckpointMetadata, name: str, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Return a whole tensor of a checkpoint on the CPU, whatever mesh wrote it.
+
+    One of floating-point numbers is in ``dtype``; None: in the stored one.
+
+    Raises:
+        RecordError: the checkpoint has no tensor of this name.
+    """
+    if (places := stored.tensors.get(name)) is None:
+        raise RecordError(f"'{folder}' lacks the tensor '{name}'")
+    own = getattr(torch, places.dtype)
+    whole = torch.empty(places.size, dtype=dtype if dtype and own.is_floating_point else own)
+    alone = stored.model_copy(update={"tensors": {name: places}})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        load({name: whole}, storage_reader=JsonReader(folder, alone, {name: whole}), no_dist=True)
+    return whole
 
 
 def _read_tensor(values: dict[str, Any]) -> TensorPlaces | dict[str, Any]:

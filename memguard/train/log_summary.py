@@ -1,6 +1,6 @@
 """Summarises a run's log: totals, losses by step, audits during training."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from memguard.config import RunConfig
 from memguard.records import Budget, LossCurve, LossPoint, StartLine, TrainingSummary, WatchedLine
@@ -11,25 +11,19 @@ _MOST_POINTS = 200
 
 
 def summarise_training(
-    lines: Sequence[MetricsLine],
-    config: RunConfig,
-    num_removed: int | None = None,
-    *,
-    so_far: bool = False,
+    lines: Sequence[MetricsLine], config: RunConfig, num_removed: int | None = None
 ) -> TrainingSummary | None:
-    """Return what a report says of a training; None if it has not ended, or has no step.
+    """Return what a report says of a training, so far if it has not ended; None without a step.
 
-    ``num_removed`` documents were removed as copies; None if no mitigation removes any. With
-    ``so_far`` a training that has not ended is summarised too.
+    ``num_removed`` documents were removed as copies; None if no mitigation removes any.
     """
-    end = next((line for line in lines if isinstance(line, EndMetrics)), None)
-    if end is None and so_far:
-        end = _sum_steps(lines)
+    end = next((line for line in lines if isinstance(line, EndMetrics)), None) or _sum_steps(lines)
     if end is None:
         return None
-    heldout = _list_heldout(lines)
-    before = next((line for line in heldout if line.step == 0), None)
-    after = next((line for line in heldout if line.step == end.step), None)
+    # The loss of a single document would confirm a guess of its text.
+    losses = [line for line in lines if isinstance(line, HeldoutMetrics) and line.num_documents > 1]
+    heldout = {line.step: line for line in losses}
+    before, after = heldout.get(0), heldout.get(end.step)
     starts = [line for line in lines if isinstance(line, StartLine)]
     dropped = 1 - end.num_kept_tokens / max(1, end.num_supervised_tokens)
     drops = bool(config.mitigations) or end.num_kept_tokens < end.num_supervised_tokens
@@ -38,7 +32,10 @@ def summarise_training(
         last_step=end.last_step,
         kept_by=end.kept_by,
         stopped_by=end.stopped_by,
-        curve=summarise_losses(lines),
+        curve=LossCurve(
+            training=list(_average_losses(lines)),
+            heldout=[LossPoint(step=line.step, nll=line.nll) for line in losses],
+        ),
         num_supervised_tokens=end.num_kept_tokens,
         dropped_fraction=dropped if drops else None,
         mitigations=[mitigation.model_dump(mode="json") for mitigation in config.mitigations],
@@ -74,20 +71,12 @@ def _sum_steps(lines: Sequence[MetricsLine]) -> EndMetrics | None:
     )
 
 
-def summarise_losses(lines: Sequence[MetricsLine]) -> LossCurve:
-    """Return the losses over the steps of a log."""
+def _average_losses(lines: Sequence[MetricsLine]) -> Iterator[LossPoint]:
+    """Yield the training loss over the steps of a log."""
     steps = [line for line in lines if isinstance(line, StepMetrics)]
     size = max(1, -(-len(steps) // _MOST_POINTS))
-    training = []
     for begin in range(0, len(steps), size):
         group = steps[begin : begin + size]
         losses = [line.loss for line in group if line.loss is not None]
         if losses:
-            training.append(LossPoint(step=group[-1].step, nll=sum(losses) / len(losses)))
-    heldout = [LossPoint(step=line.step, nll=line.nll) for line in _list_heldout(lines)]
-    return LossCurve(training=training, heldout=heldout)
-
-
-def _list_heldout(lines: Sequence[MetricsLine]) -> list[HeldoutMetrics]:
-    # The loss of a single document would confirm a guess of its text.
-    return [line for line in lines if isinstance(line, HeldoutMetrics) and line.num_documents > 1]
+            yield LossPoint(step=group[-1].step, nll=sum(losses) / len(losses))

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Annotated, Literal, TextIO
 
-from pydantic import ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from memguard.errors import RecordError
 from memguard.records import KeptBy, Record, StartLine, WatchedLine, write_atomically
@@ -39,6 +39,17 @@ class StepMetrics(Record):
     """Labels that received loss."""
     tokens_per_s: float
     """Labels that received loss, per second."""
+    tokens_per_s_per_gpu: float | None = None
+    """Tokens of the rows, without padding, per second and rank."""
+    mfu: float | None = None
+    """Share of a GPU's peak that the step's matmuls used; null if its peak is not known."""
+    wait_data_s: float | None = None
+    """Seconds in which the rank with the slowest loader waited for a batch."""
+    wait_save_s: float | None = None
+    """Seconds since the step before in which this rank waited for saves, or copied the state."""
+    memory_bytes: dict[str, int] | None = None
+    """`weights`, `gradients` and `optimizer` stored by this rank, and `other`: the rest of its
+    peak, which is activations and buffers, on a CPU also programs."""
     peak_memory_bytes: int
     """Peak of this process's tensors on its GPU; on a CPU its peak resident memory."""
     peak_reserved_bytes: int | None = None
@@ -55,15 +66,18 @@ class StepMetrics(Record):
     slope: float | None = None
     """MeZO's derivative of the loss along its direction; null: another optimizer."""
 
-    def describe(self, tokens_per_s: float, *, width: int | None = None) -> str:
+    def describe(
+        self, tokens_per_s: float, *, width: int | None = None, heldout: float | None = None
+    ) -> str:
         """Return the line for a log.
 
         ``tokens_per_s`` is the mean over the run so far, which one slow step hardly changes;
         ``width`` that of a terminal, where the line is not to wrap; None for a file or a pipe.
+        ``heldout`` is the last held-out loss.
         """
         left_s = self.elapsed_s / self.step * (self.num_steps - self.step)
         step = f"step {self.step}/{self.num_steps}"
-        *numbers, rate = self._list_parts(tokens_per_s)
+        *numbers, rate = self._list_parts(tokens_per_s, heldout)
         left = f"{format_duration(left_s)} left"
         parts = [step, *numbers, rate, left]
         lines = (
@@ -72,21 +86,25 @@ class StepMetrics(Record):
             " ".join(parts),
             " ".join([step, *numbers, _abbreviate(rate), left]),
             " ".join([step, *numbers, left]),
+            *([] if heldout is None else [" ".join([step, numbers[0], left])]),
         )
         return next((line for line in lines if width is None or len(line) <= width), lines[-1])
 
-    def describe_briefly(self, tokens_per_s: float, *, width: int | None = None) -> str:
+    def describe_briefly(
+        self, tokens_per_s: float, *, width: int | None = None, heldout: float | None = None
+    ) -> str:
         """Return the text next to a progress bar, short enough for a terminal of 80 columns."""
-        *parts, rate = self._list_parts(tokens_per_s)
+        loss, lr, *others, rate = self._list_parts(tokens_per_s, heldout)
         if width is None or width >= _WIDE:
-            return " ".join([*parts, rate, self._describe_memory()])
-        return " ".join([*parts, _abbreviate(rate)])
+            return " ".join([loss, lr, *others, rate, self._describe_memory()])
+        return " ".join([loss, *([lr] if heldout is None else []), *others, _abbreviate(rate)])
 
     def _describe_memory(self) -> str:
         return f"peak {self.peak_memory_bytes / 2**30:.2f} GiB"
 
-    def _list_parts(self, tokens_per_s: float) -> list[str]:
+    def _list_parts(self, tokens_per_s: float, heldout: float | None) -> list[str]:
         loss = "none" if self.loss is None else f"{self.loss:.4f}"
+        loss += "" if heldout is None else f" held-out {heldout:.4f}"
         grad_norm = "none" if self.grad_norm is None else _shorten(self.grad_norm)
         return [
             f"loss {loss}",
@@ -144,6 +162,8 @@ class EndMetrics(Record):
     kept_by: KeptBy = "last"
     stopped_by: Literal["budget", "heldout"] | None = None
     """What ended training before its last step."""
+    wait_save_s: float | None = None
+    """Seconds after the last step in which this rank waited for saves."""
 
 
 def hash_tally(repetitions: Iterable[int | None], num_tokens_fed: Iterable[int | None]) -> str:
@@ -154,13 +174,9 @@ def hash_tally(repetitions: Iterable[int | None], num_tokens_fed: Iterable[int |
 
 
 MetricsLine = StartLine | StepMetrics | HeldoutMetrics | WatchedLine | EndMetrics
-_KINDS: dict[str, type[MetricsLine]] = {
-    "start": StartLine,
-    "step": StepMetrics,
-    "heldout": HeldoutMetrics,
-    "audit": WatchedLine,
-    "end": EndMetrics,
-}
+_ANY_LINE: TypeAdapter[MetricsLine] = TypeAdapter(
+    Annotated[MetricsLine, Field(discriminator="event")]
+)
 
 
 class MetricsLog:
@@ -230,12 +246,9 @@ def parse_metrics(text: bytes, path: Path) -> Iterator[MetricsLine]:
     """Yield the lines of a log; ``path`` is for messages. See `read_metrics`."""
     lines = text.splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
-        kind = next((k for n, k in _KINDS.items() if f'"event":"{n}"'.encode() in line), None)
         try:
-            if kind is None:
-                raise ValueError("no such event")
-            yield kind.model_validate_json(line)
-        except (ValidationError, ValueError) as error:
+            yield _ANY_LINE.validate_json(line)
+        except ValidationError as error:
             if number == len(lines) and not line.endswith(b"\n"):
                 return
             raise RecordError(

@@ -5,11 +5,16 @@
 
 At most one batch is ahead. A batch is a pure function of its step and of the levels of its
 documents; a caller that may change levels starts the next batch afterwards.
+
+A wait counts from when the GPU has nothing left to compute.
 """
 
+import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Self
+
+import torch
 
 from memguard.data.loader import Batch
 
@@ -22,6 +27,8 @@ class Prefetcher:
         self._build = build
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="memguard-batch")
         self._ahead: tuple[int, Future[Batch]] | None = None
+        self.waited_s = 0.0
+        """Seconds in which the caller waited since it began to take a batch."""
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -42,10 +49,20 @@ class Prefetcher:
         Raises:
             Exception: the error of building it, of its own type.
         """
-        return None if self._ahead is None else self._ahead[1].result()
+        if self._ahead is None:
+            return None
+        future = self._ahead[1]
+        is_on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        while is_on_gpu and not (future.done() or torch.cuda.current_stream().query()):
+            wait([future], timeout=1e-3)
+        started = time.perf_counter()
+        batch = future.result()
+        self.waited_s += time.perf_counter() - started
+        return batch
 
     def take(self, step: int) -> Batch:
         """Return the batch of a step, built now if it was not started."""
+        self.waited_s = 0.0
         if self._ahead is None:
             self.start(step)
         batch = self.peek()

@@ -38,8 +38,11 @@ class RunState:
     check_folder: Callable[[], None]
     """Raises, on every rank, if the run's folder is no longer the one that was locked."""
     base: Mapping[str, FileSum] = field(default_factory=dict)
-    """Files of the model that the adapters belong to; empty without adapters."""
+    """Files of the model before training; empty if all weights are trained."""
     track: Callable[[MetricsLog], None] | None = None
     """Sends the lines of the log to the trackers of the run."""
+    peak_s: tuple[float, ...] | None = None
+    """Seconds of matmuls at a GPU's peak for a token, a pair of tokens that attend, and a label;
+    None if unknown."""
     must_resume: str | None = None
     """Why the run must resume from a checkpoint; None if it may start at step 0."""

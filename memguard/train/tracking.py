@@ -12,6 +12,7 @@ import contextlib
 import errno
 import importlib
 import io
+import logging
 import os
 import secrets
 import shutil
@@ -102,8 +103,10 @@ class Tracking:
 
     @contextlib.contextmanager
     def _contained(self, name: str) -> Iterator[None]:
+        shows_errors, logging.raiseExceptions = logging.raiseExceptions, False
         try:
-            # trackio reports on standard output, which is for results.
+            # trackio reports on standard output, which is for results. wandb has a log, of which
+            # each line would be a traceback where the disk is full.
             with contextlib.redirect_stdout(io.StringIO()):
                 yield
         except BaseException as error:
@@ -113,8 +116,10 @@ class Tracking:
             why = spell_controls(f"{type(error).__name__}: {error}".partition("\n")[0])
             missing = isinstance(error, ImportError)
             self.failed.append(f"{name}: {advise_install(name) if missing else shorten(why, 50)}")
-            again = f"'memguard track {shorten(str(self._folder), 30)} --to {name}' sends all"
+            again = f"'memguard track RUN --to {name}' sends all"
             self._say(f"warning: track: {self.failed[-1]}; {again}")
+        finally:
+            logging.raiseExceptions = shows_errors
 
 
 def _open_tensorboard(folder: Path) -> _Opened:

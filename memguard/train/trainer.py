@@ -12,31 +12,31 @@ import time
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from memguard.config import RunConfig
-from memguard.errors import ConfigError, Interrupted, RecordError
+from memguard.errors import ConfigError, Interrupted
 from memguard.model.causal_lm import CausalLM
 from memguard.optim.schedule import learning_rate
-from memguard.runtime import Advance, fast_matmuls, measure_memory
+from memguard.runtime import Advance, fast_matmuls
 from memguard.train.audit_callback import MemorizationMonitor
 from memguard.train.base_nll import find_reference
 from memguard.train.divergence import explained
 from memguard.train.dp_sgd import RowClipping, compute_privacy
-from memguard.train.heldout import choose_heldout, measure_heldout
-from memguard.train.kept_step import HeldoutLosses, choose_step
+from memguard.train.heldout import HeldoutLoss
 from memguard.train.metrics import EndMetrics, MetricsLog, StepMetrics, hash_tally, parse_metrics
 from memguard.train.prefetch import Prefetcher
+from memguard.train.profile import StepProfile
 from memguard.train.resume import Checkpoints, Totals
 from memguard.train.run_state import RunState, TrainingData
 from memguard.train.step import TrainStep, build_own_batch
+from memguard.train.step_cost import measure_cost
 from memguard.train.stop_request import StopRequest
 
-_HELDOUT_BATCH_TOKENS = 4096
 FIRST_SAVE = 2
 """Step after which a run that saves does so first, while nothing is lost if that fails."""
 
@@ -60,17 +60,11 @@ class Trainer:
             ConfigError: the budget's first audit would come after the last step, or no document is
                 held out for the losses that the settings need.
         """
-        self.lm, self.data, self.config, self.folder = lm, data, config, run.folder
+        self.lm, self.config, self.folder = lm, config, run.folder
         self.loader, self.monitor, self._run = data.loader, monitor, run
         self.runtime, self.console = run.runtime, run.console
         self.num_steps = min(self.loader.num_steps, config.train.max_steps or self.loader.num_steps)
-        if config.train.heldout_every_steps is not None and not choose_heldout(data.corpus)[1]:
-            raise ConfigError(
-                "'train.heldout_every_steps' needs documents that are never trained: set "
-                "'data.control', or leave it out"
-            )
-        acts = monitor is not None and monitor.budget is not None
-        if monitor is not None and acts and monitor.every_steps >= self.num_steps:
+        if monitor and monitor.budget and monitor.every_steps >= self.num_steps:
             raise ConfigError(
                 f"'train.audit_every_steps' is {monitor.every_steps:,}, and the run has "
                 f"{self.num_steps:,} steps: the first audit that 'budget' could act on would come "
@@ -85,6 +79,17 @@ class Trainer:
             runtime=run.runtime,
             row_clipping=row_clipping,
         )
+        self._heldout = HeldoutLoss(
+            lm=lm,
+            corpus=data.corpus,
+            seq_len=config.data.seq_len,
+            runtime=run.runtime,
+            precision=self.step.precision,
+            console=run.console,
+        )
+        if config.train.heldout_every_steps is not None:
+            self._heldout.require_documents()
+        self._profile = StepProfile(config.train.profile, run, lm.mesh)
         self.totals = Totals()
         self.checkpoints = Checkpoints(
             run,
@@ -105,7 +110,6 @@ class Trainer:
         """On any rank, in the last step: by the clock; the save in flight."""
         self._labels: tuple[float, float] | None = None
         """Labels of all ranks in the next step, before and after mitigations; None: not known."""
-        self._heldout = HeldoutLosses()
         self._stopped_by: Literal["budget", "heldout"] | None = None
         self.is_in_step = False
         """Whether a step was begun and not completed, after an error as well."""
@@ -150,27 +154,31 @@ class Trainer:
         try:
             with torch.random.fork_rng(devices=devices), self.stop_request.listen(), self._batches:
                 if self.totals.step == 0:
-                    self._measure_heldout(log)
+                    self._heldout.record(self.totals.step, log)
                     if self.monitor is not None:
                         log.write(self.monitor.audit(0))
                 with self.console.progress("train", self.num_steps, "steps") as advance:
                     advance(self.totals.step, "")
                     self._stop_if_worse()
                     while self.totals.step < self.num_steps and self._stopped_by is None:
-                        with fast_matmuls(self.runtime.device):
+                        profiled = self._profile.step(self.totals.step + 1)
+                        with fast_matmuls(self.runtime.device), profiled:
                             line = self._timed_step()
                         log.write(line)
                         self._show(line, advance)
+                        self._profile.write_after(line.step)
                         self._measure_heldout_if_due(log)
                         self._audit_if_due(log)
                         if self._stopped_by != "budget":
                             self._save_if_due()
+                self._profile.write_after(math.inf)
                 self._finish(log)
                 self._stop_if(self.stop_request.agree(self.runtime))
         except Exception:
             self.checkpoints.saves.end()
             raise
         finally:
+            self._profile.stop()
             self.runtime.progress.step = 0
             log.close()
             self.lm.model.eval()
@@ -185,9 +193,7 @@ class Trainer:
         batch = self._batches.take(number)
         is_last = number + 1 == self.num_steps
         # An audit after this step may change the labels of the next one.
-        changes = (
-            monitor is not None and monitor.tightens and monitor.is_due(number + 1, is_last=is_last)
-        )
+        changes = monitor and monitor.tightens and monitor.is_due(number + 1, is_last=is_last)
         if not (is_last or changes):
             self._batches.start(number + 1)
 
@@ -196,8 +202,10 @@ class Trainer:
             labels = (0, 0) if following is None else (following.num_supervised, following.num_kept)
             minutes = self.config.train.checkpoint_every_minutes or math.inf
             is_due = time.monotonic() - self.checkpoints.newest_s >= minutes * 60
+            waits = [0.0] * self.lm.num_batch_ways
+            waits[self.lm.batch_rank] = self._batches.waited_s
             has_failed = self.checkpoints.saves.has_failed
-            return [*labels, is_due, has_failed, *self.stop_request.count()]
+            return [*waits, *labels, is_due, has_failed, *self.stop_request.count()]
 
         with explained(self._run, self.loader, self.step):
             result = self.step.run(
@@ -208,21 +216,20 @@ class Trainer:
                 labels=self._labels,
                 share=share,
             )
-        *labels, is_due, has_failed, interrupts, terminations = result.shared
+        *waits, supervised, kept, is_due, has_failed, interrupts, terminations = result.shared
         self._is_save_due, self._has_save_failed = is_due > 0, has_failed > 0
-        self._labels = None if is_last or changes else (labels[0], labels[1])
+        self._labels = None if is_last or changes else (supervised, kept)
         self._signal_number = self.stop_request.find((interrupts, terminations))
         self.loader.record(samples)
         took = time.perf_counter() - started
         totals = self.totals
-        totals.step += 1
-        self.runtime.progress.step = totals.step
+        self.runtime.progress.step = totals.step = totals.step + 1
         totals.num_rows += len(samples)
         totals.num_supervised_tokens += result.num_supervised
         totals.num_kept_tokens += result.num_kept
         totals.train_s += took
-        memory = measure_memory(self.runtime.device)
         self.is_in_step = False
+        save_s, self.checkpoints.saves.waited_s = self.checkpoints.saves.waited_s, 0.0
         return StepMetrics(
             step=totals.step,
             num_steps=self.num_steps,
@@ -232,14 +239,13 @@ class Trainer:
             num_rows=len(samples),
             num_supervised_tokens=result.num_supervised,
             num_kept_tokens=result.num_kept,
-            tokens_per_s=round(result.num_kept / took, 1),
-            peak_memory_bytes=memory.allocated_bytes,
-            peak_reserved_bytes=memory.reserved_bytes,
-            num_alloc_retries=memory.num_alloc_retries,
+            wait_data_s=round(max(waits), 4),
+            wait_save_s=round(save_s, 4),
             elapsed_s=round(totals.train_s, 3),
             penalised_share=result.penalised_share,
             router_loss=result.router_loss,
             slope=result.slope,
+            **measure_cost(self.step, self.loader, self._run, samples, result.num_kept, took),
         )
 
     def _measure_heldout_if_due(self, log: MetricsLog) -> None:
@@ -247,7 +253,7 @@ class Trainer:
         every, step = self.config.train.heldout_every_steps, self.totals.step
         if every is None or step % every:
             return
-        self._measure_heldout(log)
+        self._heldout.record(step, log)
         # Measurements take long, and the step's own agreement came before.
         self._signal_number = self.stop_request.agree(self.runtime)
         self._stop_if_worse()
@@ -261,30 +267,6 @@ class Trainer:
             f"the run ends after step {self.totals.step}: held-out loss was lowest after step "
             f"{losses.best_step} ('train.stop_after_worse' is {most})"
         )
-
-    def _measure_heldout(self, log: MetricsLog) -> None:
-        """Measure the loss on documents that are never trained, unless the log has it."""
-        if self.totals.step in self._heldout.nll_by_step:
-            return
-        corpus, seq_len = self.data.corpus, self.config.data.seq_len
-        bucket, documents = choose_heldout(corpus)
-        if documents and not self._heldout.nll_by_step:
-            self.console.info(
-                f"held-out loss: measuring on {len(documents):,} documents ({bucket})"
-            )
-        line = measure_heldout(
-            self.lm,
-            corpus,
-            seq_len=seq_len,
-            batch_tokens=max(seq_len, _HELDOUT_BATCH_TOKENS),
-            step=self.totals.step,
-            runtime=self.runtime,
-            precision=self.step.precision,
-        )
-        if line is not None:
-            log.write(line)
-            self._heldout.nll_by_step[line.step] = line.nll
-            self.console.info(f"held-out loss {line.nll:.4f} nats a token ({line.bucket})")
 
     def _audit_if_due(self, log: MetricsLog) -> None:
         """Audit the sample if due; exceeding the limit may end the run with earlier weights."""
@@ -318,10 +300,13 @@ class Trainer:
 
     def _show(self, line: StepMetrics, advance: Advance) -> None:
         tokens_per_s = self.totals.num_kept_tokens / max(self.totals.train_s, 1e-9)
+        shown: dict[str, Any] = {"width": self.console.width}
+        if self.config.train.heldout_every_steps is not None:
+            shown["heldout"] = next(reversed(self._heldout.nll_by_step.values()), None)
         if self.console.live:
-            advance(1, line.describe_briefly(tokens_per_s, width=self.console.width))
+            advance(1, line.describe_briefly(tokens_per_s, **shown))
         if line.step % self.config.train.log_every_steps == 0 or line.step == self.num_steps:
-            self.console.info(line.describe(tokens_per_s, width=self.console.width))
+            self.console.info(line.describe(tokens_per_s, **shown))
         if line.num_alloc_retries and not self._has_warned_of_memory:
             self._has_warned_of_memory = True
             self.console.warn(
@@ -336,21 +321,22 @@ class Trainer:
         clipping, trained = self.step.row_clipping, self.loader.schedule[: self.totals.num_rows]
         exceeded = self._stopped_by == "budget"
         if train.export == "best" and not exceeded:
-            self._measure_heldout(log)
+            self._heldout.record(self.totals.step, log)
         good = self.monitor.last_good_step if self.monitor is not None and exceeded else None
-        step, kept_by = choose_step(
-            last_step, self._heldout, export=train.export, last_good_step=good
+        step, kept_by = self._heldout.choose_step(
+            last_step, export=train.export, last_good_step=good
         )
         if step != last_step:
-            self._return_to(step)
-        self._measure_heldout(log)
-        totals = self.totals
+            self.wait_for_save()
+            self.totals = self.checkpoints.return_to(step)
+            self.console.info(f"the run ends with the weights of step {step}")
+        self._heldout.record(self.totals.step, log)
         privacy = None
         if clipping is not None:
             privacy = compute_privacy(clipping.config, trained, batch_size=self.loader.batch_size)
         log.write(
             EndMetrics(
-                **asdict(replace(totals, train_s=round(totals.train_s, 3))),
+                **asdict(replace(self.totals, train_s=round(self.totals.train_s, 3))),
                 **({} if privacy is None else asdict(privacy)),
                 tally_sha256=hash_tally(
                     self.loader.realised_repetitions(), self.loader.count_fed_tokens()
@@ -358,38 +344,19 @@ class Trainer:
                 last_step=last_step,
                 kept_by=kept_by,
                 stopped_by=self._stopped_by,
+                wait_save_s=round(self.checkpoints.saves.waited_s, 4),
             )
         )
         if privacy is not None:
             self.console.info(f"dp_sgd: {privacy.describe()}")
-
-    def _return_to(self, step: int) -> None:
-        """Load the weights of an earlier step, with which the run ends."""
-        self.wait_for_save()
-        kept = self.checkpoints.load(step)
-        if kept is None or kept.step != step:
-            raise RecordError(
-                f"the weights of step {step}, with which the run must end, are missing or damaged "
-                f"in '{self.checkpoints.folder}': restore them, or delete that folder to start over"
-            )
-        self.totals = kept
-        self.console.info(f"the run ends with the weights of step {step}")
-
-    # -- resume and interruption ---------------------------------------------------------------
 
     def _resume(self, log_path: Path) -> None:
         totals = self.checkpoints.load()
         if totals is not None:
             self.totals = totals
             lines = parse_metrics(self.runtime.broadcast_object(self.checkpoints.log), log_path)
-            self._heldout = HeldoutLosses.of_log(lines)
+            self._heldout.read(lines)
             self.console.info(f"resuming after step {self.totals.step} of {self.num_steps}")
-        elif (damage := self._run.must_resume) is not None:
-            raise RecordError(
-                f"{damage}, and '{self.checkpoints.folder}' has no intact checkpoint to "
-                f"resume from: restore one, delete '{self.folder}' to start over, or choose "
-                "another 'name'"
-            )
 
     def wait_for_save(self) -> None:
         """Wait for the save in flight, if there is one; a failure is a warning or an error."""
@@ -410,7 +377,9 @@ class Trainer:
         signal_number = self.stop_request.agree(self.runtime) if is_alone else self._signal_number
         is_first = step == FIRST_SAVE and bool(every or train.checkpoint_every_minutes)
         is_best = train.keep == "best" and step == self._heldout.best_step
-        is_vital = is_first or step == self.num_steps or bool(signal_number)
+        # A mesh exports from the checkpoint of the step.
+        is_end = step == self.num_steps or bool(self._stopped_by and train.export == "last")
+        is_vital = is_first or is_end or bool(signal_number)
         due = is_vital or is_best or self._is_save_due
         due = due or (every is not None and step % every == 0)
         if self._has_save_failed:

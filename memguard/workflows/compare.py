@@ -14,8 +14,7 @@ from memguard.errors import ConfigError, RecordError
 from memguard.records import Comparison, Tables, WatchedLine, write_atomically
 from memguard.records.audit_files import REPORT
 from memguard.records.comparison import COMPARISON, load_comparison
-from memguard.report import render_comparison
-from memguard.report.html import render_training
+from memguard.report.html import render_comparison, render_training
 from memguard.report.training_curve import build_page
 from memguard.runtime.environment import MORE_MACHINES, check_num_processes
 from memguard.train.log_summary import summarise_training
@@ -126,11 +125,10 @@ def _render_training(folder: Path) -> Path | None:
     The run may be trained by another process meanwhile: nothing is locked.
     """
     lines = list(read_metrics(folder / "metrics.jsonl"))
-    settings = folder / "config.yaml"
-    if not lines or not settings.is_file():
+    if not lines or not (folder / "config.yaml").is_file():
         return None
     config = RunFolder(folder).read_config()
-    training = summarise_training(lines, config, so_far=True)
+    training = summarise_training(lines, config)
     if training is None:
         return None
     rows = tuple(row for line in lines if isinstance(line, WatchedLine) for row in line.results)

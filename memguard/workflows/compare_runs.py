@@ -17,7 +17,8 @@ from memguard.records.comparison import (
 from memguard.records.results import save_results
 from memguard.records.sealed import save_sealed, sum_file
 from memguard.records.texts import format_percent
-from memguard.report import render_comparison, render_comparison_chart
+from memguard.report.comparison_picture import render_comparison_chart
+from memguard.report.html import render_comparison
 from memguard.runtime import Console
 from memguard.workflows.common.checks import make_command
 from memguard.workflows.common.folder import FREE_IN_TRAIN, RunFolder

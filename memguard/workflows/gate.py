@@ -153,7 +153,7 @@ def _write(
     """
     from memguard.gate.rendered import render_junit, render_summary
     from memguard.pages.judgements import build_gate_head
-    from memguard.report import render_report
+    from memguard.report.html import render_report
 
     report = audited.report
     # From the gate/ of a run, the links of its audit/ lead to the same files.

@@ -40,10 +40,9 @@ from workload import build_llama, build_step, draw_batches, train_by_trainer, wr
 
 from memguard.config import TrainConfig
 from memguard.data.loader import Batch
-from memguard.hf.adapter_export import gather_adapter
 from memguard.hf.load import load_model
 from memguard.model.checks import build_causal_lm
-from memguard.parallel.lora import LoraSpec, attach_lora, fill_lora
+from memguard.parallel.lora import LoraSpec, attach_lora, fill_lora, is_adapter_parameter
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.machine import FRAGMENTATION_ONE_CPU
@@ -182,7 +181,12 @@ def write_initial(folder: str) -> None:
     model = load_model(folder)
     attach_lora(model, SPEC)
     fill_lora(model, SPEC)
-    save_file(gather_adapter(model), Path(folder) / INITIAL)
+    adapters = {
+        f"base_model.model.{name}": parameter.detach()
+        for name, parameter in model.named_parameters()
+        if is_adapter_parameter(name)
+    }
+    save_file(adapters, Path(folder) / INITIAL)
 
 
 def count_state(case: Case, is_full: bool, rank: Rank) -> int:

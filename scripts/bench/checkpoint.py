@@ -41,8 +41,8 @@ from memguard.parallel.local_parameters import find_local_parameters
 from memguard.records.run_files import CheckpointManifest
 from memguard.runtime import Console, Runtime, quiet_libraries
 from memguard.runtime.stalls import SAVE_THREAD
-from memguard.train.background_save import BackgroundSave
 from memguard.train.checkpoint import TrainState, save_checkpoint, to_stored
+from memguard.train.resume import BackgroundSave
 
 NUM_MATRICES = 100
 MOST_OF_COPY, MOST_OF_FOREGROUND = 1.5, 0.1

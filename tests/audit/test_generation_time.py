@@ -14,8 +14,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param_group as param_group
 from torch.distributed.tensor import DTensor
 
 from memguard.audit.beams import BeamRequest, search_beams
-from memguard.audit.decoding import Decoder
-from memguard.audit.generation_time import GenerationLimit
+from memguard.audit.decoding import Decoder, GenerationLimit
 from memguard.audit.probes.attacks import AttackProbe
 from memguard.audit.requests import LimitReached, Prompt
 from memguard.config.settings import SamplingScheme

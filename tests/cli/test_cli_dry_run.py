@@ -22,8 +22,8 @@ from memguard.runtime import Console
 from memguard.train.metrics import EndMetrics, read_metrics
 from memguard.workflows.training import dry_run as dry_run_module
 from memguard.workflows.training.checks import check_run
+from memguard.workflows.training.data import prepare_run
 from memguard.workflows.training.dry_run import DryRunResult, dry_run
-from memguard.workflows.training.train import prepare_run
 
 pytestmark = pytest.mark.slow
 

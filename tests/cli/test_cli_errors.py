@@ -13,7 +13,7 @@ import pytest
 from cli_examples import run_cli, write_jsonl, write_run
 
 from memguard.workflows.common import setup
-from memguard.workflows.training import train
+from memguard.workflows.training import data as training_data
 
 pytestmark = pytest.mark.slow
 
@@ -224,9 +224,7 @@ def test_unfinished_runs_and_empty_folders_have_no_audit(folder: Path) -> None:
 def test_a_run_that_ended_before_it_trained_anything_whole(folder: Path) -> None:
     path = write_run(folder, data={"seq_len": 32}, train={"max_steps": 1, "batch_size": 2})
     message = fails(3, "train", path)
-    assert (
-        "'train.max_steps' = 1 ended the run when 0 documents had been trained in full" in message
-    )
+    assert "with 'train.max_steps' the model was trained on 0 documents in full" in message
     assert (folder / "runs" / "run" / "model" / "config.json").exists(), "the model is kept"
 
 
@@ -279,7 +277,7 @@ def test_a_full_disk(folder: Path, monkeypatch: pytest.MonkeyPatch, error: Excep
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(setup, "export_model", fail)
+    monkeypatch.setattr("memguard.workflows.training.train.export_model", fail)
     path = write_run(folder, train={"max_steps": 1}, audit={"enabled": False})
     assert "the disk is full; files saved before are intact" in fails(1, "train", path)
 
@@ -299,7 +297,7 @@ def test_a_failing_file_system(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(train, "prepare", fail)
+    monkeypatch.setattr(training_data, "prepare", fail)
     message = fails(1, "train", write_run(folder)).splitlines()[-1]
     assert line in message
     assert "Check the disk or file system, and run the same command again" in message
@@ -319,7 +317,7 @@ def test_out_of_memory_elsewhere(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     def fail(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(train, "prepare", fail)
+    monkeypatch.setattr(training_data, "prepare", fail)
     assert "an audit needs less with a lower 'audit.batch_tokens'" in fails(
         1, "train", write_run(folder)
     )
@@ -329,7 +327,7 @@ def test_mistakes_of_ours_show_where(folder: Path, monkeypatch: pytest.MonkeyPat
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(train, "prepare", fail)
+    monkeypatch.setattr(training_data, "prepare", fail)
     outcome = run_cli("train", write_run(folder))
     assert outcome.code == 1
     assert "Traceback" in outcome.err
@@ -342,7 +340,7 @@ def test_interrupted_while_preparing(folder: Path, monkeypatch: pytest.MonkeyPat
 
     path = write_run(folder, train={"max_steps": 1}, audit={"enabled": False})
     with monkeypatch.context() as patched:
-        patched.setattr(train, "prepare", interrupt)
+        patched.setattr(training_data, "prepare", interrupt)
         assert "run the same command again to resume" in fails(130, "train", path)
     assert run_cli("train", path).code == 0
 
@@ -351,20 +349,20 @@ def test_interrupted_while_preparing(folder: Path, monkeypatch: pytest.MonkeyPat
 def test_asked_to_stop_outside_the_steps(
     folder: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
-    from memguard.train import trainer
+    from memguard.train.heldout import HeldoutLoss
 
-    real = trainer.measure_heldout
+    real = HeldoutLoss.measure
 
-    def measure(*arguments: Any, step: int, **how: Any) -> Any:
+    def measure(heldout: HeldoutLoss, step: int) -> Any:
         if step == at:
             # Twice, as a launcher does that passes on what the terminal has sent already.
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGTERM)
-        return real(*arguments, step=step, **how)
+        return real(heldout, step)
 
     path = write_run(folder, train={"max_steps": 3}, audit={"enabled": False})
     with monkeypatch.context() as patched:
-        patched.setattr(trainer, "measure_heldout", measure)
+        patched.setattr(HeldoutLoss, "measure", measure)
         message = fails(143, "train", path)
     assert f"stopped after step {at or 1} of 3 and saved" in message
     run = folder / "runs" / "run"

@@ -70,7 +70,7 @@ def test_a_configuration_that_peft_refuses(adapter: Path, tmp_path: Path) -> Non
 def test_arguments_that_cannot_be_used(adapter: Path, tmp_path: Path) -> None:
     out, base = tmp_path / "out", adapter.parent / "base"
     for arguments, code, message in (
-        ((adapter, out), 2, "give --merge"),
+        ((adapter, out), 2, "give --step N, "),
         ((adapter, out, "--merge", "--dtype", "int8"), 2, "'--dtype' must be float32, "),
         ((tmp_path / "no", out, "--merge"), 2, "there is no folder"),
         ((base, out, "--merge"), 2, "has no adapter to merge (it has no adapter_config.json"),

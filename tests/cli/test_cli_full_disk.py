@@ -22,7 +22,7 @@ STAGES: dict[str, tuple[str, int, str, str, str]] = {
         "resuming after step 2",
     ),
     "export": (
-        "memguard.workflows.common.setup:export_model",
+        "memguard.workflows.training.train:export_model",
         1,
         "model",
         "checkpoints/step-00000006",

@@ -286,7 +286,7 @@ def test_a_library_that_panics(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     line = read_refusal(train(folder, folder / "model"), 3)
     assert "no usable tokenizer in" in line
     assert line.endswith("index out of bounds")
-    monkeypatch.setattr("memguard.workflows.training.train.prepare", fail)
+    monkeypatch.setattr("memguard.workflows.training.data.prepare", fail)
     ended = train(folder, folder / "model")
     assert ended.code == 1
     assert ended.err.splitlines()[-1].startswith("memguard: ")

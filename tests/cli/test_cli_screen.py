@@ -45,20 +45,27 @@ LINE = StepMetrics(
 
 
 @pytest.mark.parametrize(
-    ("width", "more"), [(80, ("1.23M tok/s",)), (120, ("1.23M tokens/s", "peak 123.00 GiB"))]
+    ("width", "heldout", "more"),
+    [
+        (80, None, ("lr 1.20e-05", "1.23M tok/s")),
+        (80, 10.5678, (" held-out 10.5678 grad", "1.23M tok/s")),
+        (120, None, ("lr 1.20e-05", "1.23M tokens/s", "peak 123.00 GiB")),
+        (120, 10.5678, (" held-out 10.5678 lr 1.20e-05", "1.23M tokens/s")),
+    ],
 )
 def test_the_live_line_is_one_line_with_everything_on_it(
-    width: int, more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    width: int, heldout: float | None, more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     text = io.StringIO()
     console = Console(rich.console.Console(file=text, force_terminal=True, width=width))
     with console.progress("train", LINE.num_steps, "steps") as advance:
-        advance(LINE.step, LINE.describe_briefly(1_234_567.8, width=console.width))
+        line = LINE.describe_briefly(1_234_567.8, width=console.width, heldout=heldout)
+        advance(LINE.step, line)
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.getvalue()).replace("\r", "\n").splitlines()
     (last,) = {line for line in shown if "loss" in line}
     assert len(last) <= width
-    numbers = ("12345/250000", "loss 10.1234", "lr 1.20e-05", "grad 1.00", "--:--")
+    numbers = ("12345/250000", "loss 10.1234", "grad 1.00", "--:--")
     for part in ("train ", "━", *numbers, *more):
         assert part in last, last
     assert "…" not in last
@@ -76,6 +83,10 @@ def test_the_line_of_a_log_fits_a_terminal_that_cannot_draw() -> None:
     line = LINE.describe(1_234_567.8, width=80)
     assert len(line) <= 80
     assert line.endswith(" grad 1.00 1.23M tokens/s 6:36 h left")
+    for width in (80, 60):
+        line = LINE.describe(1_234_567.8, width=width, heldout=10.5678)
+        assert len(line) <= width
+        assert "loss 10.1234 held-out 10.5678" in line
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,8 @@ from memguard.records import Comparison, Interval, ResultRow, load_record, save_
 from memguard.records.audit_files import save_audit_files
 from memguard.records.run_files import sum_trained
 from memguard.records.sealed import save_sealed
-from memguard.report import render_comparison, render_comparison_chart
+from memguard.report.comparison_picture import render_comparison_chart
+from memguard.report.html import render_comparison
 
 LESS = {0: [3, 5, 2, 8, 4], 4: [9, 9, 9, 9, 9], 16: [45, 44, 20, 20, 20]}
 

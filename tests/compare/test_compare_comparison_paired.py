@@ -14,7 +14,7 @@ from scipy import stats
 from memguard.compare import FinishedRun, compare_runs
 from memguard.errors import RecordError
 from memguard.records import ResultRow, TestRow
-from memguard.report import render_comparison
+from memguard.report.html import render_comparison
 
 pytestmark = pytest.mark.slow
 

@@ -223,6 +223,7 @@ def test_settings_that_differ_stand_in_overrides() -> None:
 
 
 EARLY = {"train.audit_every_steps": 5, "budget": {"action": "stop"}}
+BEST = {"train": {"heldout_every_steps": 1, "keep": "best", "export": "best"}}
 FROM_BASE = {"run": {"data": {"train": "a.jsonl"}}, "pretrain": PRETRAIN}
 
 
@@ -232,6 +233,10 @@ FROM_BASE = {"run": {"data": {"train": "a.jsonl"}}, "pretrain": PRETRAIN}
         (
             {"settings": [{"name": "plain"}, {"name": "early", "overrides": EARLY}]},
             "'budget.action: stop' ends training early",
+        ),
+        (
+            {"settings": [{"name": "plain"}, {"name": "best", "overrides": BEST}]},
+            "'train.export: best' ends training early",
         ),
         (
             FROM_BASE | {"pretrain": PRETRAIN | {"name": "x"}},

@@ -12,8 +12,9 @@ from compare_examples import write_run
 from memguard.compare import compare_runs
 from memguard.errors import ConfigError
 from memguard.records import Comparison
-from memguard.report import render_comparison, render_comparison_chart
 from memguard.report.comparison_front import build_front
+from memguard.report.comparison_picture import render_comparison_chart
+from memguard.report.html import render_comparison
 from memguard.report.notebook_card import render_comparison_card
 from memguard.workflows.compare import CompareRequest
 from memguard.workflows.compare_runs import _headline

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from fault_runs import find_group, start_command
 from ranks import RankPool
 
-_SAVE, _THREAD = "memguard.train.checkpoint", "memguard.train.background_save"
+_SAVE, _THREAD = "memguard.train.checkpoint", "memguard.train.resume"
 SAVE_STAGES: dict[str, tuple[str, str, bool]] = {
     "the copy": (_THREAD, "BackgroundSave._copy", True),
     "the thread": (_THREAD, "to_stored", True),

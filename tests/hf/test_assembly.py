@@ -15,7 +15,7 @@ from memguard.errors import ConfigError, MemguardError, ModelError
 from memguard.hf.assembly import Assembly, allocate, build_meta_layer, fill_layer, find_sizes
 from memguard.hf.load import count_parameters
 from memguard.hf.safetensors import ModuleWeights
-from memguard.model.dropout import list_dropout
+from memguard.model.trainable import list_dropout
 from memguard.parallel.lora import LoraSpec
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape

@@ -4,12 +4,14 @@ import itertools
 import json
 import os
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from mesh_export import export_layer
 from safetensors.torch import load_file
 from test_load_sharded import load
 from tiny_families import build
@@ -18,7 +20,7 @@ from torch import distributed as dist
 from memguard.hf import export
 from memguard.hf.assembly import ShardedLayer
 from memguard.hf.checkpoint import load_tokenizer
-from memguard.hf.export import export_model, export_sharded
+from memguard.hf.export import export_model
 from memguard.hf.load import load_model
 
 pytestmark = pytest.mark.slow
@@ -40,7 +42,7 @@ def load_and_export(
     """On a rank."""
     layer = load(source, degrees, dtype)
     tokenizer = load_tokenizer(tokenizer_folder)
-    export_sharded(
+    export_layer(
         layer, tokenizer, Path(folder), dtype=dtype, card=CARD, max_file_bytes=max_file_bytes
     )
 
@@ -141,7 +143,7 @@ def export_bf16_of_fp32(source: str, tokenizer_folder: str, folder: str) -> None
     """On a rank."""
     layer = load(source, (1, 2, 1, 2))
     tokenizer = load_tokenizer(tokenizer_folder)
-    export_sharded(layer, tokenizer, Path(folder), dtype=torch.bfloat16, card=CARD)
+    export_layer(layer, tokenizer, Path(folder), dtype=torch.bfloat16, card=CARD)
     assert layer.lm.model.config.dtype == torch.float32, "the layer is left alone"
 
 
@@ -191,7 +193,7 @@ def halve_and_export(source: str, tokenizer_folder: str, folder: str) -> None:
     with torch.no_grad():
         layer.lm(lambda: layer.lm.hidden_states(torch.zeros(1, 4, dtype=torch.int64)))
     tokenizer = load_tokenizer(tokenizer_folder)
-    export_sharded(layer, tokenizer, Path(folder), dtype=torch.float32, card=CARD)
+    export_layer(layer, tokenizer, Path(folder), dtype=torch.float32, card=CARD)
 
 
 # -- failures ----------------------------------------------------------------------------------
@@ -203,18 +205,24 @@ def fail_on(rank: int, source: str, tokenizer_folder: str, folder: str) -> tuple
     tokenizer = load_tokenizer(tokenizer_folder)
     # As a full disk: the write fails in the middle of a file, which has five tensors or more.
     most = 9_000 if dist.get_rank() == rank else resource.RLIM_INFINITY
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+    limits = (most, resource.RLIM_INFINITY)
     try:
-        return outcome(layer, tokenizer, folder)
+        return outcome(
+            layer, tokenizer, folder, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
 
 
-def outcome(layer: ShardedLayer, tokenizer: Any, folder: str) -> tuple[str, str]:
+def outcome(
+    layer: ShardedLayer,
+    tokenizer: Any,
+    folder: str,
+    once_saved: Callable[[], None] = lambda: None,
+) -> tuple[str, str]:
+    options: dict[str, Any] = {"dtype": torch.float32, "card": CARD, "max_file_bytes": 20_000}
     try:
-        export_sharded(
-            layer, tokenizer, Path(folder), dtype=torch.float32, card=CARD, max_file_bytes=20_000
-        )
+        export_layer(layer, tokenizer, Path(folder), once_saved=once_saved, **options)
     except Exception as error:
         return type(error).__name__, str(error)
     return "", ""
@@ -248,7 +256,7 @@ class BrokenTokenizer:
 
 
 def fail_at_the_end(source: str, folder: str) -> tuple[str, str]:
-    """On a rank: the last file, which rank 0 writes, fails."""
+    """On a rank: what rank 0 writes last fails."""
     return outcome(load(source, (1, 1, 1, 2)), BrokenTokenizer(), folder)
 
 

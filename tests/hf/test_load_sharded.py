@@ -42,7 +42,8 @@ def load(folder: str, degrees: Degrees, dtype: torch.dtype = torch.float32) -> S
 
 def compare(layer: ShardedLayer, reference: Any) -> list[str]:
     """On a rank: what differs from the model that transformers has loaded."""
-    mesh, model = layer.mesh, layer.lm.model
+    mesh, model = layer.lm.mesh, layer.lm.model
+    assert mesh is not None
     here = {axis: mesh.axis(axis).rank for axis in ("z", "y", "x")}
     full = dict(reference.named_parameters(remove_duplicate=False))
     shards = dict(model.named_parameters(remove_duplicate=False))

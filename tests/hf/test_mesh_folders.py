@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from checkpoint_damages import edit_weights
+from mesh_export import export_layer
 from safetensors.torch import load_file
 from test_load_sharded import Degrees, compare, load
 from tiny_families import VOCAB_SIZE, build
@@ -16,7 +17,7 @@ from torch import distributed as dist
 from memguard.errors import ModelError
 from memguard.hf.assembly import Assembly
 from memguard.hf.checkpoint import load_tokenizer
-from memguard.hf.export import export_model, export_sharded
+from memguard.hf.export import export_model
 from memguard.hf.load import load_model, shard_scratch_model
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
@@ -46,7 +47,7 @@ def load_and_export(folders: list[str], tokenizer_folder: str, degrees: Degrees)
         found.append(compare(layer, transformers.AutoModelForCausalLM.from_pretrained(folder)))
         tokenizer = load_tokenizer(tokenizer_folder)
         options: dict[str, Any] = {"dtype": torch.float32, "card": CARD}
-        export_sharded(layer, tokenizer, Path(f"{folder}-mesh"), **options, max_file_bytes=30_000)
+        export_layer(layer, tokenizer, Path(f"{folder}-mesh"), **options, max_file_bytes=30_000)
     return found
 
 
@@ -144,7 +145,7 @@ def scratch_and_export(family: str, tokenizer_folder: str, folder: str) -> None:
     sharding = Assembly(mesh=mesh, device=torch.device("cpu"))
     layer = shard_scratch_model(draw_model(family), sharding)
     tokenizer = load_tokenizer(tokenizer_folder)
-    export_sharded(layer, tokenizer, Path(folder), dtype=torch.float32, card=CARD)
+    export_layer(layer, tokenizer, Path(folder), dtype=torch.float32, card=CARD)
 
 
 def test_a_model_from_a_configuration_is_written_as_by_one_process(

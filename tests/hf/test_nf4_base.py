@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 from cli_examples import run_cli, save_tiny_model, succeed, write_run, write_texts
+from corpus_examples import summarise
 from loaded_forms import measure_form
 from ranks import RankPool
 from safetensors import safe_open
@@ -46,7 +47,7 @@ from memguard.workflows.auditing.models import (
 )
 from memguard.workflows.auditing.target import plan_run
 from memguard.workflows.common import setup
-from memguard.workflows.common.folder import hash_run
+from memguard.workflows.common.folder import compute_run_key
 
 pytestmark = pytest.mark.slow
 
@@ -255,7 +256,7 @@ def test_split_layers_and_a_missing_library_are_one_line(
 
 def test_the_base_in_nf4_belongs_to_the_key_of_a_run(base: Path, tmp_path: Path) -> None:
     keys = {
-        hash_run(
+        compute_run_key(
             load_run_config(
                 write_run(
                     tmp_path,
@@ -263,7 +264,7 @@ def test_the_base_in_nf4_belongs_to_the_key_of_a_run(base: Path, tmp_path: Path)
                     adapter={"name": "lora", **({"quantization": value} if value else {})},
                 )
             ),
-            "documents",
+            summarise(1),
         )
         for value in (None, "nf4")
     }

@@ -9,7 +9,7 @@ from tiny_llama import TINY_LLAMA
 from transformers.models.falcon import modeling_falcon
 
 from memguard.errors import ModelError
-from memguard.model.dropout import list_dropout, set_dropout
+from memguard.model.trainable import list_dropout, set_dropout
 
 FALCON = {
     "model_type": "falcon",

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+from corpus_examples import summarise
 from tiny_families import build as build_family
 from tiny_llama import TINY_LLAMA
 
@@ -10,7 +11,7 @@ from memguard.config import RunConfig, TrainConfig
 from memguard.errors import ConfigError
 from memguard.model.causal_lm import CausalLM
 from memguard.model.trainable import freeze_others
-from memguard.workflows.common.folder import hash_run
+from memguard.workflows.common.folder import compute_run_key
 
 
 def build(*, tie: bool) -> transformers.PreTrainedModel:
@@ -106,7 +107,9 @@ def test_frozen_blocks_have_no_graph_and_the_head_has_its_gradient() -> None:
 def test_trained_modules_are_in_the_run_key() -> None:
     run = {"name": "x", "model": {"path": "m"}, "data": {"train": "a.jsonl"}}
     keys = {
-        hash_run(RunConfig.model_validate({**run, "train": {"trainable_modules": names}}), "d")
+        compute_run_key(
+            RunConfig.model_validate({**run, "train": {"trainable_modules": names}}), summarise(1)
+        )
         for names in (None, ["lm_head"], ["embed_tokens"])
     }
     assert len(keys) == 3

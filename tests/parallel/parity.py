@@ -18,7 +18,7 @@ import peft
 import pytest
 import torch
 import transformers
-from meshes import mesh_of
+from meshes import mesh_of, to_mesh
 from plain_losses import reduce_plainly
 from ranks import RankPool
 from tiny_families import build
@@ -328,7 +328,7 @@ def _wrap_in_peft(case: Case, model: Any, lm: CausalLM) -> Any:
         parameter = found[name]
         if not isinstance(parameter, DTensor):
             return full
-        full = orders[name].to_mesh(full) if name in orders else full
+        full = to_mesh(orders[name], full) if name in orders else full
         return full[own_piece(parameter)]
 
     for name, parameter in found.items():
@@ -397,7 +397,7 @@ def _distances(
         if not isinstance(source, DTensor):
             squares.append((ours - theirs).double().pow(2).sum())
             continue
-        theirs = theirs if each.order is None else each.order.to_mesh(theirs)
+        theirs = theirs if each.order is None else to_mesh(each.order, theirs)
         theirs = theirs[own_piece(source)]
         assert theirs.shape == ours.shape, each.name
         squares.append((ours - theirs).double().pow(2).sum() / each.num_copies)

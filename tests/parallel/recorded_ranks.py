@@ -1,11 +1,10 @@
-"""What each fake rank of a mesh runs: training, looks of an audit and an export, all recorded.
+"""What each fake rank of a mesh runs: training and looks of an audit, all recorded.
 
     setup        process group, mesh, its groups connected, weights filled
     training     a step of two micro-batches: checkpointed blocks, norm clipped, AdamW
     held-out     the loss on documents; a rank has none
     budget       a look of the callback: documents scored, near-verbatim text generated
     sampling     tokens drawn from a truncated distribution
-    export       the folder of the model, shards sent from rank to rank
 
 All of it is the engine's own code, run by each rank in turn on a fake process group (see
 `recorded_collectives`). Left out, because a fake rank receives copies of its own values:
@@ -43,8 +42,7 @@ from memguard.audit.windows import Window
 from memguard.config import AxisName, OptimConfig, ParallelConfig, TrainConfig
 from memguard.config.settings import SamplingScheme
 from memguard.data.loader import Batch
-from memguard.hf import export
-from memguard.hf.assembly import Assembly, ShardedLayer, build_meta_layer, fill_layer
+from memguard.hf.assembly import Assembly, build_meta_layer, fill_layer
 from memguard.hf.safetensors import ModuleWeights
 from memguard.mitigation import build_mitigations
 from memguard.model import kv_cache
@@ -52,12 +50,12 @@ from memguard.model.causal_lm import CausalLM
 from memguard.parallel.mesh_shape import AXES
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.runtime import Runtime
-from memguard.train.heldout import measure_heldout
+from memguard.train.heldout import HeldoutLoss
 from memguard.train.step import TrainStep
 from memguard.workflows.common.setup import open_distributed
 from memguard.workflows.training.monitor import ModelInTraining, take_snapshot
 
-STAGES = ["setup", "training", "held-out", "budget", "sampling", "export"]
+STAGES = ["setup", "training", "held-out", "budget", "sampling"]
 NUM_TOKENS = 10
 """Tokens of a document, of which the last three are generated."""
 NUM_KV_HEADS = 2
@@ -171,8 +169,6 @@ def run_rank(case: Case, recording: Recording, folder: Path) -> None:
                 prompts = [Prompt.of(window, 1) for window in windows]
                 scheme = SamplingScheme(top_k=5, top_p=0.9, temperature=1.0)
                 Decoder(layer.lm, NUM_TOKENS, runtime).sample(prompts, scheme, 1, 0)
-        recording.stage = "export"
-        export_to(layer, folder)
         recording.stage = "end"
 
 
@@ -205,15 +201,15 @@ def measure_loss(step: TrainStep, documents: Sequence[Any]) -> None:
         manifest=[SimpleNamespace(role="heldout", bucket="heldout")] * len(documents),
         document=documents.__getitem__,
     )
-    measure_heldout(
-        step.lm,
-        corpus,
+    heldout = HeldoutLoss(
+        lm=step.lm,
+        corpus=corpus,
         seq_len=NUM_TOKENS,
         batch_tokens=NUM_TOKENS,
-        step=1,
         runtime=step.runtime,
         precision=step.precision,
     )
+    heldout.measure(step=1)
 
 
 def look(lm: CausalLM, windows: Sequence[Window], runtime: Runtime) -> None:
@@ -229,17 +225,3 @@ def look(lm: CausalLM, windows: Sequence[Window], runtime: Runtime) -> None:
     )
     snapshot = take_snapshot(model, plan, needs_near_verbatim=True)
     assert not snapshot.verbatim_N.any(), "nothing would be generated"
-
-
-def export_to(layer: ShardedLayer, folder: Path) -> None:
-    tokenizer = SimpleNamespace(save_pretrained=lambda _: None)
-    # The ranks that run later write to the folder of rank 0 too.
-    with mock.patch.object(export, "commit"):
-        export.export_sharded(
-            layer,
-            tokenizer,
-            folder / "model",
-            dtype=torch.bfloat16,
-            card="",
-            max_file_bytes=8000,  # Several files, whose writers are several ranks.
-        )

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from meshes import all_rectangles
 from parity import Case
 from ranks import RankPool
 from test_collectives import Operators
@@ -19,7 +20,7 @@ from memguard.hf.assembly import Assembly, build_meta_layer
 from memguard.parallel.experts import Experts4D, ExpertsBlock4D, Local4D
 from memguard.parallel.fused import Parts
 from memguard.parallel.hf_plan import PLACEMENTS, plan_sharding
-from memguard.parallel.layout import ShardSlice, all_rectangles, find_rectangle
+from memguard.parallel.layout import ShardSlice, find_rectangle
 from memguard.parallel.linear import Linear4D
 from memguard.parallel.local_parameters import find_local_parameters
 from memguard.parallel.lora import LoraSpec
@@ -187,7 +188,7 @@ def _describe(family: str) -> dict[str, Any]:
     layer = make_layer(MeshShape(y=2, x=2), plain)
     block = layer.lm.model.get_submodule("model.layers.1.mlp")
     kinds = (ExpertsBlock4D, Experts4D, Local4D, Linear4D)
-    listed = find_local_parameters(layer.lm.model, layer.mesh)
+    listed = find_local_parameters(layer.lm.model, layer.lm.mesh)
     return {
         "names": [name for name, _ in layer.lm.model.named_parameters()]
         == [name for name, _ in plain.named_parameters()],

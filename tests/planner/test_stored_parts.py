@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fake_step import list_collectives
 from published_sizes import LLAMA_405B
 
 from memguard.parallel.mesh_shape import MeshShape
@@ -14,7 +15,7 @@ from memguard.planner.activations import BlockActivations
 from memguard.planner.memory import estimate_memory
 from memguard.planner.parameters import find_trained
 from memguard.planner.step_settings import AdapterSizes, StepSettings, count_part, stores_parts
-from memguard.planner.traffic import Collective, list_collectives
+from memguard.planner.traffic import Collective
 
 STEP = StepSettings(
     num_tokens=8193, num_labels=8192, checkpointing="full", has_mask=False, has_streams=True

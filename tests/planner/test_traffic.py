@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from fake_mesh import Calls, simulated_mesh
+from fake_step import list_collectives
 from planner_models import sum_by_axis
 from published_sizes import LLAMA_405B as SIZES_405B
 from ranks import RankPool
@@ -18,7 +19,6 @@ from memguard.hf.assembly import Assembly, build_meta_layer
 from memguard.parallel.linear import Linear4D
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.planner.step_settings import StepSettings, stores_parts
-from memguard.planner.traffic import list_collectives
 
 pytestmark = pytest.mark.slow
 

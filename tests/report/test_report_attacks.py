@@ -15,7 +15,7 @@ from memguard import records as r
 from memguard.pages import formatting as fmt
 from memguard.pages.extraction_cost import build_extraction_cost
 from memguard.pages.page import Cell, Table
-from memguard.report import render_report
+from memguard.report.html import render_report
 
 
 @pytest.mark.parametrize(

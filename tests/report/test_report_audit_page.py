@@ -13,7 +13,7 @@ from page_checks import check_page, words_of
 from result_examples import change_buckets, change_rows, change_tables
 
 from memguard import records as r
-from memguard.report import render_report
+from memguard.report.html import render_report
 
 
 def test_all_numbers_of_an_audit_appear() -> None:

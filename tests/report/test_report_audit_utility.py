@@ -13,8 +13,8 @@ from memguard.audit.benchmarks.rows import tabulate_utility
 from memguard.errors import RecordError
 from memguard.gate.template import render_policy
 from memguard.records.utility import TaskResult
-from memguard.report import render_report
 from memguard.report.audit_training import build_utility, describe_utility
+from memguard.report.html import render_report
 
 QUIZ = [1.0] * 30 + [0.0] * 20
 BASE = [1.0] * 10 + [0.0] * 10 + [1.0] * 2 + [0.0] * 28

@@ -12,7 +12,7 @@ from gate_results import make_acceptance, make_judgement, make_result
 
 from memguard import records as r
 from memguard.pages.judgements import build_gate_head
-from memguard.report import render_comparison, render_report
+from memguard.report.html import render_comparison, render_report
 
 pytestmark = [
     pytest.mark.slow,

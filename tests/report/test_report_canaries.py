@@ -13,8 +13,9 @@ from result_examples import change_rows, change_tables, rate_row, value_row
 from memguard import records as r
 from memguard.audit.probes.canaries import CanaryProbe, build_exposure, read_detail, write_canaries
 from memguard.audit.probes.canary_results import CanaryDetail, compute_chance
-from memguard.report import render_model_card, render_report
 from memguard.report.charts import draw_chart
+from memguard.report.html import render_report
+from memguard.report.model_card import render_model_card
 
 
 def change(**changes: Any) -> r.AuditReport:

@@ -15,7 +15,7 @@ import report_examples as examples
 from memguard import api
 from memguard.audit.findings import save_findings
 from memguard.errors import ConfigError, RecordError
-from memguard.report import render_report
+from memguard.report.html import render_report
 
 PICTURE = re.compile(r'src="data:image/svg\+xml;base64,([^"]*)"')
 LIMIT = 30_000

@@ -9,9 +9,10 @@ from result_examples import auc_row, make_interval, value_row
 
 from memguard import records as r
 from memguard.pages.page import LineChart
-from memguard.report import render_comparison, render_comparison_chart
 from memguard.report.comparison_front import build_trends
+from memguard.report.comparison_picture import render_comparison_chart
 from memguard.report.comparison_tables import build_gains
+from memguard.report.html import render_comparison
 
 pytestmark = pytest.mark.slow
 

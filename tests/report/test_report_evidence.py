@@ -13,8 +13,8 @@ from memguard.audit.probes.grid import GridProbe
 from memguard.audit.suite import PROBES
 from memguard.pages.doses import build_copies, build_trends
 from memguard.pages.page import Row
-from memguard.report import render_report
 from memguard.report.audit_summary import build_change_from_base
+from memguard.report.html import render_report
 
 
 def texts(row: Row) -> list[str]:

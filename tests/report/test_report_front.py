@@ -13,9 +13,9 @@ from page_checks import check_page, words_of
 from memguard import records as r
 from memguard.pages.page import FrontChart
 from memguard.records.comparison import find_change
-from memguard.report import render_comparison
 from memguard.report.charts import draw_chart, spread_evenly
 from memguard.report.comparison_front import build_front, name_dominators, show_risk
+from memguard.report.html import render_comparison
 
 pytestmark = pytest.mark.slow
 

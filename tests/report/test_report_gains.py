@@ -10,8 +10,8 @@ from result_examples import make_tables
 
 from memguard import records as r
 from memguard.pages.page import Cell, Row, Table
-from memguard.report import render_comparison
 from memguard.report.comparison_tables import build_gains
+from memguard.report.html import render_comparison
 from memguard.report.seed_means import Setting, compute_change, list_settings, show_cost, show_loss
 
 

@@ -11,7 +11,7 @@ from page_checks import check_page, words_of
 from memguard import records as r
 from memguard.pages.judgements import build_gate_head
 from memguard.records.gate import GateResult
-from memguard.report import render_report
+from memguard.report.html import render_report
 
 
 def render(report: r.AuditReport, result: GateResult) -> str:

@@ -22,8 +22,9 @@ from result_examples import change_rows
 
 from memguard import records as r
 from memguard.pages import formatting as fmt
-from memguard.report import html, render_comparison, render_report
+from memguard.report import html
 from memguard.report.charts import draw_chart
+from memguard.report.html import render_comparison, render_report
 
 pytestmark = pytest.mark.slow
 

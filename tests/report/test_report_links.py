@@ -10,8 +10,7 @@ from page_checks import check_page, words_of
 from memguard.records.folders import AuditFolder
 from memguard.records.record import save_record
 from memguard.records.sealed import save_sealed
-from memguard.report import render_comparison, render_report
-from memguard.report.html import drop_links
+from memguard.report.html import drop_links, render_comparison, render_report
 from memguard.workflows.auditing.pages import finish_audit, link_reports
 from memguard.workflows.common.folder import locked
 

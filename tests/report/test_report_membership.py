@@ -15,7 +15,7 @@ from memguard import records as r
 from memguard.audit.probes.membership import MembershipProbe
 from memguard.pages.membership import warn_of_blind
 from memguard.pages.page import Point, RocChart, Table
-from memguard.report import render_report
+from memguard.report.html import render_report
 
 
 def change(

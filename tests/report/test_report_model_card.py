@@ -19,8 +19,9 @@ from result_examples import change_buckets, change_tables, make_metric
 from memguard import records as r
 from memguard.pages.page import Fact, Section
 from memguard.records.verdict import Reason
-from memguard.report import audit_facts, render_model_card, render_report
-from memguard.report.model_card import render_hub_card
+from memguard.report import audit_facts
+from memguard.report.html import render_report
+from memguard.report.model_card import render_hub_card, render_model_card
 
 CONFIG = """
 name: quickstart-k4

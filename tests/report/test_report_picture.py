@@ -11,7 +11,7 @@ from result_examples import make_tables
 
 import memguard.report
 from memguard import records as r
-from memguard.report import render_comparison_chart
+from memguard.report.comparison_picture import render_comparison_chart
 from memguard.report.svg import LIGHT
 
 pytestmark = pytest.mark.slow

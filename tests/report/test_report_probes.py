@@ -10,7 +10,8 @@ from result_examples import change_rows, change_tables, make_interval, make_metr
 from memguard import records as r
 from memguard.audit.suite import PROBES
 from memguard.pages.facts import describe_not_run, describe_probes, write_not_run, write_ran
-from memguard.report import render_model_card, render_report
+from memguard.report.html import render_report
+from memguard.report.model_card import render_model_card
 
 WHY = {
     "membership": "no control documents",

@@ -13,7 +13,7 @@ import pytest
 import report_examples as examples
 from page_checks import VOID, check_page
 
-from memguard.report import render_comparison, render_report
+from memguard.report.html import render_comparison, render_report
 
 LANDMARKS = {
     "header": "banner",

@@ -9,8 +9,9 @@ import report_examples as examples
 from page_checks import check_page, words_of
 
 from memguard import records as r
-from memguard.report import render_model_card, render_report
 from memguard.report.audit_facts import collect_facts
+from memguard.report.html import render_report
+from memguard.report.model_card import render_model_card
 
 
 def make_report(verdict: r.Verdict, **changes: Any) -> r.AuditReport:

@@ -10,8 +10,9 @@ from result_examples import change_rows, rate_row, value_row
 from memguard import records as r
 from memguard.pages.page import CurveChart
 from memguard.records.audit import WatchedStep
-from memguard.report import render_model_card, render_report
 from memguard.report.audit_training import build_training
+from memguard.report.html import render_report
+from memguard.report.model_card import render_model_card
 from memguard.report.training_curve import build_during
 
 STEPS = (0, 10, 20)

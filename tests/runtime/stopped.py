@@ -25,8 +25,8 @@ PLACES = {
     "slow": ("memguard.train.step", "TrainStep._backward"),
     "data": ("memguard.train.prefetch", "Prefetcher.take"),
     "save": ("memguard.train.checkpoint", "_sum_part"),
-    "late": ("memguard.workflows.training.train", "_prepare"),
-    "prepare": ("memguard.workflows.training.train", "_prepare"),
+    "late": ("memguard.workflows.training.data", "_prepare_and_check"),
+    "prepare": ("memguard.workflows.training.data", "_prepare_and_check"),
 }
 
 

@@ -22,8 +22,8 @@ from memguard.parallel.local_parameters import LocalParameter, StoredPieces
 from memguard.runtime import Console
 from memguard.runtime.stalls import SAVE_THREAD
 from memguard.train import checkpoint
-from memguard.train.background_save import BackgroundSave
 from memguard.train.checkpoint import TrainState, save_checkpoint
+from memguard.train.resume import BackgroundSave
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from memguard.records.run_files import load_checkpoint_manifest
 from memguard.records.sealed import save_sealed, sum_file
 from memguard.runtime import Console
 from memguard.train.checkpoint import find_checkpoint
-from memguard.train.checkpoint_storage import TensorPlaces, load_metadata
+from memguard.train.checkpoint_storage import TensorPlaces, load_metadata, read_tensor
 
 
 class Command:
@@ -51,6 +51,20 @@ def resume(checkpoint: Path) -> Any:
     tally = np.zeros(3, dtype=np.int64)
     load_state(found[0], make_state(tally=tally))
     return tally.tolist()
+
+
+def test_a_tensor_is_read_whole_and_cast(checkpoint: Path) -> None:
+    stored = load_metadata(checkpoint, load_checkpoint_manifest(checkpoint).files)
+    read = {name: read_tensor(checkpoint, stored, name, torch.bfloat16) for name in stored.tensors}
+    for name, tensor in read.items():
+        whole = read_tensor(checkpoint, stored, name)
+        assert tuple(whole.shape) == stored.tensors[name].size
+        is_cast = whole.is_floating_point()
+        assert torch.equal(tensor, whole.to(torch.bfloat16) if is_cast else whole)
+    assert [0, 1, 2] in [tensor.tolist() for tensor in read.values()]
+    assert {tensor.dtype for tensor in read.values()} == {torch.bfloat16, torch.int64}
+    with pytest.raises(RecordError, match="lacks the tensor"):
+        read_tensor(checkpoint, stored, "model.none")
 
 
 def test_the_pickle_of_these_tests_runs_where_it_is_unpickled(tmp_path: Path) -> None:

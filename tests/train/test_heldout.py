@@ -22,7 +22,7 @@ from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.records.run_files import PreparedSummary
 from memguard.runtime import Runtime
-from memguard.train.heldout import measure_heldout
+from memguard.train.heldout import HeldoutLoss
 from memguard.train.metrics import HeldoutMetrics, read_metrics
 
 pytestmark = pytest.mark.slow
@@ -54,15 +54,15 @@ def make_corpus() -> Corpus:
 
 
 def measure(lm: CausalLM, runtime: Runtime, **settings: Any) -> HeldoutMetrics:
-    found = measure_heldout(
-        lm,
-        make_corpus(),
+    heldout = HeldoutLoss(
+        lm=lm,
+        corpus=make_corpus(),
         seq_len=max(SIZES),
         batch_tokens=BATCH_TOKENS,
-        step=3,
         runtime=runtime,
         **settings,
     )
+    found = heldout.measure(step=3)
     assert found is not None
     return found
 

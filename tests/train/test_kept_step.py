@@ -22,16 +22,17 @@ from memguard.hf.load import load_model
 from memguard.model.checks import build_causal_lm
 from memguard.records.run_files import list_checkpoints
 from memguard.runtime import Runtime
-from memguard.train.heldout import measure_heldout
-from memguard.train.kept_step import HeldoutLosses, choose_step
+from memguard.train.heldout import HeldoutLoss
 from memguard.train.metrics import EndMetrics, HeldoutMetrics
 from memguard.workflows.compare import render_folder
 
 BEST = {"heldout_every_steps": 3, "keep": "best", "export": "best"}
 
 
-def losses_of(**nll_by_step: float) -> HeldoutLosses:
-    return HeldoutLosses({int(step[1:]): nll for step, nll in nll_by_step.items()})
+def losses_of(**nll_by_step: float) -> HeldoutLoss:
+    nothing: Any = None
+    losses = {int(step[1:]): nll for step, nll in nll_by_step.items()}
+    return HeldoutLoss(lm=nothing, corpus=nothing, seq_len=8, runtime=Runtime(), nll_by_step=losses)
 
 
 def test_the_base_model_is_no_step_to_keep() -> None:
@@ -53,7 +54,7 @@ def test_the_base_model_is_no_step_to_keep() -> None:
 )
 def test_one_table_decides(export: Any, last_good_step: int | None, kept: Any) -> None:
     losses = losses_of(s0=4.0, s5=3.0, s10=2.0, s15=2.5, s20=3.0)
-    assert choose_step(20, losses, export=export, last_good_step=last_good_step) == kept
+    assert losses.choose_step(20, export=export, last_good_step=last_good_step) == kept
 
 
 @pytest.fixture
@@ -80,14 +81,13 @@ def read_heldout(config: RunConfig) -> dict[int, float]:
 
 def measure_exported(config: RunConfig, step: int) -> float:
     """Measure the held-out loss of a run's model on one process, in fp32 as in training."""
-    measured = measure_heldout(
-        build_causal_lm(load_model(str(run_folder(config) / "model"))),
-        load_corpus(run_folder(config)),
+    heldout = HeldoutLoss(
+        lm=build_causal_lm(load_model(str(run_folder(config) / "model"))),
+        corpus=load_corpus(run_folder(config)),
         seq_len=128,
-        batch_tokens=4096,
-        step=step,
         runtime=Runtime(),
     )
+    measured = heldout.measure(step)
     assert measured is not None
     return measured.nll
 
@@ -106,6 +106,16 @@ def test_the_best_step_is_exported_and_audited(documents: Path) -> None:
     assert f"The model is that of step {end.step} of {end.last_step} taken" in page
     names = [path.name for path in list_checkpoints(run_folder(config) / "checkpoints")]
     assert f"step-{end.step:08d}" in names
+
+
+@pytest.mark.slow
+def test_a_run_that_ends_early_saves_the_step_that_it_exports(documents: Path) -> None:
+    settings = {**BEST, "export": "last", "stop_after_worse": 1}
+    config = train_checked(make(documents, "early", **settings))
+    (end,) = read_lines(config, EndMetrics)
+    assert (end.step, end.stopped_by, end.kept_by) == (end.last_step, "heldout", "last")
+    names = [path.name for path in list_checkpoints(run_folder(config) / "checkpoints")]
+    assert names[-1] == f"step-{end.step:08d}"
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ from memguard.records.sealed import FileSum, save_sealed, sum_file
 from memguard.train.trainer import Trainer
 from memguard.workflows.common.folder import RunFolder
 from memguard.workflows.training.checks import check_run
-from memguard.workflows.training.train import prepare_run
+from memguard.workflows.training.data import prepare_run
 
 pytestmark = pytest.mark.slow
 
@@ -286,7 +286,7 @@ def make_private(folder: Path) -> Any:
     "place",
     [
         "training.train.save_manifest",
-        "common.setup.StartedModel.export",
+        "training.train.export_model",
         "training.train.save_sealed",
     ],
 )

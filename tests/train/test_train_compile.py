@@ -78,6 +78,7 @@ def train_as_on_a_gpu(
     compiled: list[bool] = []
     num_tried, num_groups = 0, 0
     train, choose = Trainer.run, compile_module.find_compile_problem
+    decide = compile_module.decide_compile
 
     def run(self: Trainer) -> None:
         nonlocal num_tried
@@ -95,7 +96,11 @@ def train_as_on_a_gpu(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "compile", compiler)
-        patch.setattr(compile_module, "_find_device_type", lambda _: "cuda")
+        patch.setattr(
+            compile_module,
+            "decide_compile",
+            lambda config, **given: decide(config, **{**given, "device_type": "cuda"}),
+        )
         patch.setattr(compile_module, "estimate_run_s", lambda *_: planned_s)
         patch.setattr(compile_module, "find_compile_problem", find)
         patch.setattr(Trainer, "run", run)

@@ -156,7 +156,7 @@ def test_a_model_on_a_mesh_is_tried_with_its_stored_tensors(
     assert rehearse_export(model, tokenizer, dtype=torch.float32, is_sharded=True) is None
     reverted = "memguard.hf.export.revert_weight_conversion"
     monkeypatch.setattr(reverted, lambda _, state: dict(list(state.items())[1:]))
-    with pytest.raises(ModelError, match="cannot be exported from a mesh"):
+    with pytest.raises(ModelError, match="cannot be exported from a checkpoint"):
         rehearse_export(model, tokenizer, dtype=torch.float32, is_sharded=True)
 
 

@@ -21,7 +21,9 @@ from memguard.errors import OutOfMemory, StepTooLarge
 from memguard.records.folders import RunFiles
 from memguard.runtime import detect_runtime
 from memguard.runtime.environment import MemoryPeak
+from memguard.train import step_cost
 from memguard.train import trainer as trainer_module
+from memguard.train.heldout import HeldoutLoss
 from memguard.train.metrics import StepMetrics, read_metrics
 from memguard.train.step import TrainStep
 from memguard.workflows.common import launch as launch_module
@@ -329,13 +331,13 @@ def test_tf32_is_for_training_steps_only(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(trainer_module, "fast_matmuls", spy)
     note(TrainStep, "run")
-    note(trainer_module, "measure_heldout")
+    note(HeldoutLoss, "measure")
     note(trainer_module.MemorizationMonitor, "audit")
     note(train_module, "audit_on_ranks")
     train_checked(make_run(tmp_path, train={"max_steps": 4, "audit_every_steps": 2}))
     assert set(events) == {
         "run fast",
-        "measure_heldout exact",
+        "measure exact",
         "audit exact",
         "audit_on_ranks exact",
     }
@@ -351,7 +353,7 @@ def test_an_allocator_that_is_short_of_memory_is_said_once(
         number = next(retries)
         return MemoryPeak(allocated_bytes=5, reserved_bytes=7, num_alloc_retries=number)
 
-    monkeypatch.setattr(trainer_module, "measure_memory", measure)
+    monkeypatch.setattr(step_cost, "measure_memory", measure)
     config = make_run(tmp_path, train={"max_steps": 4}, **QUIET)
     train_checked(config)
     steps = read_lines(config, StepMetrics)

@@ -39,7 +39,7 @@ from memguard.train.metrics import EndMetrics, HeldoutMetrics, StepMetrics, read
 from memguard.train.step import StepResult, TrainStep
 from memguard.train.trainer import FIRST_SAVE, Trainer
 from memguard.workflows.training.checks import check_run
-from memguard.workflows.training.train import prepare_run
+from memguard.workflows.training.data import prepare_run
 
 pytestmark = pytest.mark.slow
 

@@ -137,7 +137,7 @@ class CanaryProbe(Probe):
     def section(cls, report: AuditReport) -> Section:
         """Return the section "Canaries"; without canaries it states what remains unknown."""
         detail = read_detail(report)
-        section = Section(key="canaries", title="Canaries", short_title="Canaries", lead=())
+        section = Section(key="canaries", title="Canaries", lead=())
         if detail is None:
             reason = explain_absence(report, "canaries", "does not measure canaries")
             lead = (

@@ -229,7 +229,6 @@ class GenerationProbe(Probe):
         return Section(
             key="generation",
             title="Generated text",
-            short_title="Generation",
             lead=(
                 "Text generated from the prefix without correction by the true text: a passage "
                 "that is shifted or changed in a few words still counts in part. Compare each "

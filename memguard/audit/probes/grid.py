@@ -162,7 +162,6 @@ class GridProbe(Probe):
         return Section(
             key="grid",
             title="Other windows of the documents",
-            short_title="Other windows",
             lead=(
                 "The extraction rate depends on the length and position of the prefix and on the "
                 "length of the continuation: text that is not extracted in one window may be "

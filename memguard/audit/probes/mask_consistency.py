@@ -120,7 +120,6 @@ class MaskConsistencyProbe(Probe):
         return Section(
             key="masks",
             title="Copies that escape the mask",
-            short_title="Mask",
             lead=(lead,),
             tables=(_build_table(report.tables, changes),) if changes else (),
         )

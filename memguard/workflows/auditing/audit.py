@@ -14,8 +14,9 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from memguard.audit.benchmarks.tasks import OpenedTask
@@ -41,7 +42,7 @@ from memguard.records.run_files import find_weights_folder, list_trained_files
 from memguard.runtime import Console, detect_runtime, quieted_libraries
 from memguard.runtime.processes import join_program
 from memguard.runtime.shared_sums import sum_ahead
-from memguard.workflows.auditing.checks import CheckedAudit, load_audit_identity
+from memguard.workflows.auditing.checks import AuditedRun, CheckedAudit, load_audit_identity
 from memguard.workflows.auditing.documents import plan_foreign
 from memguard.workflows.auditing.model_in_memory import ModelInMemory
 from memguard.workflows.auditing.models import AuditModels, choose_dtype
@@ -57,17 +58,26 @@ from memguard.workflows.auditing.target import find_base, plan_run
 from memguard.workflows.auditing.utility import UtilityRun, describe_tasks, open_alone, open_on_all
 from memguard.workflows.common.checks import make_command
 from memguard.workflows.common.folder import RunFolder, check_usable, locked
-from memguard.workflows.common.setup import DistributedContext, open_distributed
+from memguard.workflows.common.setup import DistributedContext, open_distributed, read_sizes
+
+AtStep = Callable[[AuditedRun, Path, Console], AbstractContextManager[AuditedRun]]
+"""Opens a run that ended after its step, in a folder beside the report."""
 
 
-def audit(checked: CheckedAudit) -> AuditReport:
+def audit(checked: CheckedAudit, *, at_step: AtStep | None = None) -> AuditReport:
     """Audit a run, or a model that memguard did not train; the report is in `checked.out`."""
     with quieted_libraries(), _open_ranks(checked) as distributed, ExitStack() as lock:
         runtime = distributed.runtime
         console = Console(quiet=not runtime.is_main)
         check_folder = runtime.only_on_main(lambda: _begin(checked, lock))
         tasks = open_on_all(checked.settings, runtime)
-        if (run := checked.run) is not None:
+        run = checked.run
+        if run is not None and run.step is not None:
+            assert at_step is not None, "a checkpoint is opened as a run"
+            opened = partial(at_step, run, checked.out, console)
+            run = runtime.only_on_main(lambda: lock.enter_context(opened()))
+            checked = replace(checked, source=runtime.broadcast_object(run))
+        elif run is not None:
             # Each rank hashes its share of the weights.
             read = sum_ahead(lambda: list_trained_files(run.folder), runtime)
             runtime.only_on_main(lambda: RunFolder(run.folder).require_trained(read=read))
@@ -181,7 +191,10 @@ def choose_audit_mesh(
         return checked.parallel or ParallelConfig(), None
     run = checked.run
     assert isinstance(checked.model, str), "a model in memory has no mesh"
-    sizes = find_sizes(load_config(checked.model, base=None if run is None else run.base))
+    if run is not None and run.step is not None:
+        sizes = read_sizes(run.config, None)
+    else:
+        sizes = find_sizes(load_config(checked.model, base=None if run is None else run.base))
     if checked.parallel is not None:
         return checked.parallel, sizes
     if run is not None:

@@ -65,6 +65,8 @@ class AuditArguments(_Known):
     run: Path | None = None
     """A run of memguard, or:"""
     model: "str | ModelInMemory | None" = None
+    step: int | None = None
+    """Of the run's checkpoint to audit; None: its exported weights."""
     out: Path | None = None
     load_as: str = "stored"
     """Form in which the audited model is loaded, a `LoadAs`."""
@@ -102,6 +104,8 @@ class AuditedRun:
     config: RunConfig
     base: str | None
     """Present location of the model before training, if it was named."""
+    step: int | None = None
+    """Of the checkpoint that is audited; None: the exported weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,7 +181,9 @@ def check_audit(
         if "seed" in given:
             raise ConfigError("'seed' is for a --model; a run is audited with its own")
         assert arguments.base is None or isinstance(arguments.base, str)
-        source = AuditedRun(folder=arguments.run, config=config, base=arguments.base)
+        if (step := arguments.step) is not None:
+            RunFolder(arguments.run).find_checkpoint(step)
+        source = AuditedRun(folder=arguments.run, config=config, base=arguments.base, step=step)
     else:
         assert arguments.model is not None, "checked: there is a run or a model"
         source = ForeignModel(
@@ -231,8 +237,12 @@ def _list_contradictions(arguments: AuditArguments) -> Iterator[str]:
             f"'--load-as' must be one of {', '.join(_FORMS[1:])}; got "
             f"'{shorten(ascii(load_as)[1:-1])}'"
         )
-    elif run is not None and load_as != "stored" and is_own_audit(run, arguments.out):
-        yield "--load-as needs --out: a folder for its report, which is not that of the run"
+    elif run is not None and is_own_audit(run, arguments.out):
+        if load_as != "stored" or arguments.step is not None:
+            option = "--load-as" if arguments.step is None else "--step"
+            yield f"{option} needs --out: a folder for its report, which is not that of the run"
+    elif run is None and arguments.step is not None:
+        yield "--step is of a RUN's checkpoint; leave it out with --model"
     if (run is None) == (model is None):
         got = "neither" if run is None else "both"
         yield (

@@ -20,8 +20,7 @@ from typing import Any, Literal
 import torch
 import transformers
 
-from memguard.audit.decoding import Decoder
-from memguard.audit.generation_time import GenerationLimit
+from memguard.audit.decoding import Decoder, GenerationLimit
 from memguard.audit.requests import Model
 from memguard.audit.scoring import ModelScorer
 from memguard.config import AuditConfig

@@ -23,7 +23,8 @@ from memguard.records.audit_files import (
     save_page_sums,
 )
 from memguard.records.folders import AuditFolder
-from memguard.report import render_model_card, render_report
+from memguard.report.html import render_report
+from memguard.report.model_card import render_model_card
 from memguard.runtime import Console
 from memguard.workflows.common.folder import RunFolder, locked
 

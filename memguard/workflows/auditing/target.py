@@ -15,13 +15,14 @@ from memguard.audit.statistics import clopper_pearson
 from memguard.audit.suite import Suite, load_audit_suite
 from memguard.audit.warnings import Tally
 from memguard.audit.windows import SECRET, TINY_MARGINS, AuditDocument, WindowSettings
+from memguard.compare import find_early_end
 from memguard.config import MitigationConfig, RunConfig
 from memguard.data.corpus import Corpus, CorpusDocument, load_corpus
 from memguard.data.documents import say_empty
 from memguard.data.packing import split_points
 from memguard.data.token_checks import Tokens, find_training_faults
 from memguard.data.tokenization import TokenizedDocument
-from memguard.errors import DataError, ModelError
+from memguard.errors import DataError, ModelError, plural
 from memguard.hf.adapter_config import find_moved_base
 from memguard.hf.checkpoint import load_config, load_tokenizer
 from memguard.mitigation.k_schedule import compute_doses
@@ -223,10 +224,10 @@ def plan_run(
     counts = [entry.num_repetitions for entry in corpus.manifest]
     documents = list_audited(corpus, counts, checked.suite, config, window=settings.window)
     num_trained = sum(document.role == "trained" for document in documents)
-    if config.train.max_steps is not None and num_trained < settings.min_documents:
+    early = find_early_end(config) if config.train.max_steps is None else "train.max_steps"
+    if early and num_trained < settings.min_documents:
         raise DataError(
-            f"'train.max_steps' = {config.train.max_steps} ended the run when {num_trained} "
-            f"document{'s' * (num_trained != 1)} had been trained in full; "
+            f"with '{early}' the model was trained on {plural(num_trained, 'document')} in full; "
             f"'audit.min_documents' is {settings.min_documents}. "
             "Train longer under another 'name', or set audit.enabled=false"
         )
@@ -279,7 +280,7 @@ def plan_run(
         watched=[line for line in metrics if isinstance(line, WatchedLine)],
         before=None if report is None else report.model,
         card_of=config if checked.writes_run_audit else None,
-        notes=_note_not_reached(corpus.manifest),
+        notes=_note_not_reached(corpus.manifest, run.step),
     )
     return plan, subject
 
@@ -319,12 +320,14 @@ def warn_of_faults(
         console.warn(fault.text)
 
 
-def _note_not_reached(manifest: Sequence[ManifestEntry]) -> tuple[str, ...]:
+def _note_not_reached(manifest: Sequence[ManifestEntry], step: int | None) -> tuple[str, ...]:
+    first = () if step is None else (f"The model is that of step {step:,}, from its checkpoint.",)
     trained = [entry for entry in manifest if entry.role == "trained"]
     num = sum(entry.num_repetitions == 0 for entry in trained)
     if not num:
-        return ()
+        return first
     return (
+        *first,
         f"{num:,} of {len(trained):,} documents {'was' if num == 1 else 'were'} not trained in "
         "full when the run ended, and not audited.",
     )

@@ -40,9 +40,11 @@ from memguard.records.run_files import (
     has_prepared,
     has_trained,
     has_weights,
+    list_checkpoints,
     list_other_model_files,
     load_summary,
     load_trained,
+    name_checkpoint,
 )
 from memguard.records.sealed import SumFile, refuse_damage, sum_file
 
@@ -64,10 +66,9 @@ FREE_IN_TRAIN = (
     "log_every_steps",
     "stall_minutes",
     "heldout_every_steps",
+    "profile",
     "keep",
 )
-_FIRST_SCHEDULE = "cosine"
-"""The learning rate's schedule in a config.yaml that does not name one."""
 _COMPARED = ("model", "adapter", "prepared", "audit", "gate")
 """Folders of a run with recorded files, beside those of its checkpoints."""
 _WRITTEN = (".", "model", "adapter", "checkpoints", "audit", "audit/private", "private")
@@ -182,39 +183,18 @@ def _clear_half_written(folder: Path) -> None:
 
 def compute_run_key(config: RunConfig, summary: PreparedSummary) -> str:
     """Hash settings and documents that determine the weights; checkpoints store this hash."""
-    return hash_run(config, summary.documents_sha256, summary.identity_key)
-
-
-def hash_run(config: RunConfig, documents_sha256: str, identity_key: str | None = None) -> str:
-    """Return the same as `compute_run_key`, given the hash of the documents.
-
-    ``identity_key`` is the fingerprint of the key of their hashes; None if they have none.
-    """
     binding = _binding(config.model_dump(mode="json"))
-    if binding["optim"]["schedule"] == _FIRST_SCHEDULE:
-        # Keys of such runs are those of versions that had no other schedule.
-        del binding["optim"]["schedule"]
-    keyed = [] if identity_key is None else [identity_key]
-    text = json.dumps([binding, documents_sha256, *keyed])
+    text = json.dumps([binding, summary.documents_sha256, summary.identity_key])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _binding(values: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that determine the trained weights."""
     kept = {key: value for key, value in values.items() if key not in _FREE}
-    if kept.get("adapter") is None:
-        # Keys of runs without adapters are those of versions that had none.
-        kept.pop("adapter", None)
-    elif kept["adapter"].get("quantization") is None:
-        kept["adapter"] = {k: v for k, v in kept["adapter"].items() if k != "quantization"}
-    kept["optim"] = {"schedule": _FIRST_SCHEDULE, **kept["optim"]}
     kept["train"] = {k: v for k, v in kept["train"].items() if k not in FREE_IN_TRAIN}
     # The key itself is compared by its fingerprint, the date by the tokens.
     free = {"identity_key", "chat_date"}
     kept["data"] = {k: v for k, v in kept["data"].items() if k not in free}
-    if kept["train"].get("trainable_modules") is None:
-        # For the same reason.
-        kept["train"].pop("trainable_modules", None)
     return kept
 
 
@@ -313,6 +293,15 @@ class RunFolder(RunFiles):
         repair = REPAIR_UNLISTED if is_unlisted else f"'{train}' resumes from the last checkpoint"
         refuse_damage(self.path, damages, repair)
         return load_trained(self.path)
+
+    def find_checkpoint(self, step: int) -> Path:
+        """Return the checkpoint of a step; it may be damaged."""
+        path = self.path / "checkpoints" / name_checkpoint(step)
+        if not path.is_dir():
+            others = [found.name.lstrip("step-0") for found in list_checkpoints(path.parent)]
+            way_out = f"--step takes {list_first(others, 6)}" if others else "it has none"
+            raise ModelError(f"'{self.path}' has no checkpoint of step {step}: {way_out}")
+        return path
 
     def find_trained(self, run_key: str, console: "Console", read: SumFile) -> TrainedState:
         """Return whether training has ended and its files are undamaged.

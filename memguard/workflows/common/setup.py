@@ -5,8 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -14,11 +13,10 @@ from memguard.config import ParallelConfig, RunConfig
 from memguard.data.documents import Document, document_text
 from memguard.data.tokenization import train_bpe
 from memguard.errors import ConfigError
-from memguard.hf.adapter_export import gather_adapter, make_peft_config, write_adapter
-from memguard.hf.assembly import Assembly, ShardedLayer, assemble_loaded, find_sizes
+from memguard.hf.adapter_export import make_peft_config
+from memguard.hf.assembly import Assembly, assemble_loaded, find_sizes
 from memguard.hf.checkpoint import find_positions, get_folder, load_config, load_tokenizer
 from memguard.hf.config_fields import check_positions
-from memguard.hf.export import export_model, export_sharded
 from memguard.hf.export_rehearsal import rehearse_adapter, rehearse_export
 from memguard.hf.from_config import build_scratch_model, describe_model, make_scratch_config
 from memguard.hf.identity import list_model_files, sum_model
@@ -88,53 +86,25 @@ class StartedModel:
     """A model with its weights in place."""
 
     lm: CausalLM
-    sharded: ShardedLayer | None
-    """Its shards on the mesh; None for a single process."""
     adapter: LoraSpec | None = None
     """Its adapters; None if its weights are trained."""
-    base: str | None = None
-    """Folder or hub id of the model that was trained; None for random weights."""
-    base_revision: str | None = None
     base_files: Mapping[str, FileSum] = field(default_factory=dict)
-    """The base's files before training; empty without adapters."""
-    quantization: Literal["nf4"] | None = None
-    """Form of its linear layers."""
+    """The base's files before training; empty if all weights are trained."""
 
-    def rehearse_export(self, tokenizer: Any, *, dtype: torch.dtype) -> str | None:
+    def rehearse_export(self, config: RunConfig, tokenizer: Any) -> str | None:
         """Try all of the export but the weights, on rank 0; return what was repaired."""
+        model = self.lm.model
         if self.adapter is not None:
-            rehearse_adapter(self._make_peft_config, tokenizer)
+            make = partial(make_peft_config, model, self.adapter, base=_path(config))
+            rehearse_adapter(partial(make, revision=config.model.revision), tokenizer)
             return None
-        is_sharded = self.sharded is not None
-        return rehearse_export(self.lm.model, tokenizer, dtype=dtype, is_sharded=is_sharded)
+        dtype, is_sharded = choose_export_dtype(config), self.lm.mesh is not None
+        return rehearse_export(model, tokenizer, dtype=dtype, is_sharded=is_sharded)
 
-    def _make_peft_config(self) -> dict[str, Any]:
-        assert self.adapter is not None, "the run trains adapters"
-        assert self.base is not None, "adapters belong to a checkpoint"
-        return make_peft_config(
-            self.lm.model, self.adapter, base=self.base, revision=self.base_revision
-        )
 
-    def export(
-        self, tokenizer: Any, folder: Path, *, dtype: torch.dtype, card: str, runtime: Runtime
-    ) -> None:
-        """Export the weights, or the adapters if there are any; every rank must call this."""
-        if self.adapter is not None:
-            tensors, config = gather_adapter(self.lm.model), self._make_peft_config()
-            runtime.only_on_main(
-                lambda: write_adapter(
-                    tensors,
-                    config,
-                    tokenizer,
-                    folder,
-                    card=card,
-                    base_quantization=self.quantization,
-                )
-            )
-        elif self.sharded is None:
-            export_model(self.lm.model, tokenizer, folder, dtype=dtype, card=card)
-        else:
-            export_sharded(self.sharded, tokenizer, folder, dtype=dtype, card=card)
+def choose_export_dtype(config: RunConfig) -> torch.dtype:
+    """Return the dtype of a run's exported weights."""
+    return torch.bfloat16 if config.train.precision == "bf16" else torch.float32
 
 
 def check_layers(config: RunConfig) -> None:
@@ -176,10 +146,9 @@ def train_tokenizer(config: RunConfig, documents: Sequence[Document], console: C
 
 def start_model(config: RunConfig, tokenizer: Any, distributed: DistributedContext) -> StartedModel:
     """Load the checkpoint's model, or build one with random weights from the run's seed."""
-    model, scratch, runtime = config.model, config.model.scratch, distributed.runtime
+    model, runtime = config.model, distributed.runtime
     attn = model.attn_implementation
     adapter = make_lora(config)
-    base_files = {} if adapter is None else _sum_base(config, runtime)
     assembly = Assembly.for_training(
         config.train,
         mesh=distributed.mesh,
@@ -188,21 +157,12 @@ def start_model(config: RunConfig, tokenizer: Any, distributed: DistributedConte
         quantization=None if config.adapter is None else config.adapter.quantization,
         reshard_after_forward=distributed.parallel.reshard_after_forward,
     )
-    drawn = sharded = None
-    if scratch is not None:
-        drawn = build_scratch_model(
-            scratch.config,
-            vocab_size=len(tokenizer),
-            tokenizer=tokenizer,
-            seed=derive_seed(config.seed, "initial weights"),
-            attn=attn,
-        )
+    drawn = None if model.scratch is None else draw_model(config, tokenizer)
     if assembly.mesh is not None:
         if drawn is not None:
-            sharded = shard_scratch_model(drawn, assembly, attn=attn)
+            lm = shard_scratch_model(drawn, assembly, attn=attn).lm
         else:
-            sharded = load_sharded(_path(config), assembly, revision=model.revision, attn=attn)
-        lm = sharded.lm
+            lm = load_sharded(_path(config), assembly, revision=model.revision, attn=attn).lm
     elif assembly.quantization is not None:
         # Never the dense model on the device.
         lm = load_assembled(_path(config), assembly, revision=model.revision, attn=attn)
@@ -219,19 +179,27 @@ def start_model(config: RunConfig, tokenizer: Any, distributed: DistributedConte
             for parameter in drawn.parameters():
                 parameter.data = parameter.data.to(assembly.dtype)
         lm = assemble_loaded(drawn.to(runtime.device), assembly)
-    return StartedModel(
-        lm=lm,
-        sharded=sharded,
-        adapter=adapter,
-        base=model.path,
-        base_revision=model.revision,
-        base_files=base_files,
-        quantization=assembly.quantization,
+    is_whole = all(parameter.requires_grad for parameter in lm.model.parameters())
+    # The weights that are not trained are in no checkpoint.
+    base_files = {} if is_whole or model.path is None else sum_base(config, runtime)
+    return StartedModel(lm=lm, adapter=adapter, base_files=base_files)
+
+
+def draw_model(config: RunConfig, tokenizer: Any) -> Any:
+    """Return a model with the random weights that a run without a checkpoint starts from."""
+    scratch = config.model.scratch
+    assert scratch is not None, "the run starts from a checkpoint"
+    return build_scratch_model(
+        scratch.config,
+        vocab_size=len(tokenizer),
+        tokenizer=tokenizer,
+        seed=derive_seed(config.seed, "initial weights"),
+        attn=config.model.attn_implementation,
     )
 
 
-def _sum_base(config: RunConfig, runtime: Runtime) -> Mapping[str, FileSum]:
-    """Hash the files of the model that adapters are about to be trained for, on all ranks."""
+def sum_base(config: RunConfig, runtime: Runtime) -> Mapping[str, FileSum]:
+    """Hash the files of the model before training, on all ranks."""
     find_folder = partial(get_folder, _path(config), config.model.revision)
     read = sum_ahead(lambda: list_model_files(find_folder()).values(), runtime)
     return runtime.from_main(lambda: sum_model(find_folder(), read=read))

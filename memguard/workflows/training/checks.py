@@ -247,12 +247,14 @@ class ExportRequest:
     """The arguments of `memguard export`."""
 
     folder: Path
-    """Folder of a run that trained an adapter, or of an adapter."""
+    """Folder of a run that trained an adapter, or of an adapter; with a step, of any run."""
     out: Path
     dtype: str | None
-    """Of the written weights; None keeps the base's."""
+    """Of the merged weights; None keeps the base's."""
     base: str | None = None
     """Folder or hub id of the base model; None locates the one that the adapter names."""
+    step: int | None = None
+    """Exports the checkpoint of this step; None merges the adapter."""
 
     @property
     def is_run(self) -> bool:
@@ -268,7 +270,10 @@ class ExportRequest:
         """Reject arguments that cannot be used."""
         if (problem := next(self._list_problems(), None)) is not None:
             raise ConfigError(problem)
-        adapter_files.check_model(str(self.adapter), base=self.base)
+        if self.step is None:
+            adapter_files.check_model(str(self.adapter), base=self.base)
+        else:
+            RunFolder(self.folder).find_checkpoint(self.step)
 
     def _list_problems(self) -> Iterator[str]:
         if self.dtype not in (None, *DTYPES):
@@ -279,9 +284,11 @@ class ExportRequest:
         check_outside_runs(self.out, "OUT")
         if not self.folder.is_dir():
             yield f"there is no folder '{self.folder}'; correct the path"
-        if self.is_run:
+        if self.step is not None and not self.is_run:
+            yield f"'--step' needs a run; '{self.folder}' has no config.yaml, name a run's folder"
+        if self.step is None and self.is_run:
             RunFolder(self.folder).require_trained(without_documents=True)
-        if not adapter_files.is_adapter(self.adapter):
+        if self.step is None and not adapter_files.is_adapter(self.adapter):
             why = (
                 "model/ of this run is complete: it trained no adapter"
                 if self.is_run

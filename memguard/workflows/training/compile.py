@@ -71,7 +71,7 @@ def choose_compile(
 ) -> CompileChoice:
     """Decide whether a run's blocks are compiled, the same on all ranks, and print it."""
     runtime = distributed.runtime
-    device_type = _find_device_type(distributed)
+    device_type = runtime.device.type
     # Families whose time can be estimated mask attention between the documents of a row.
     load = functools.cache(lambda: build_training_data(config, prepared, share_rows=True).loader)
     kept = runtime.from_main(lambda: load_compile_choice(prepared.folder))
@@ -164,10 +164,6 @@ def estimate_run_s(
     fit = find_fit(sizes, mesh, work, machine)
     step = estimate_step(sizes, mesh, fit.settings, machine, seq_len=work.seq_len)
     return min(loader.num_steps, config.train.max_steps or loader.num_steps) * step.step_s
-
-
-def _find_device_type(distributed: DistributedContext) -> str:
-    return distributed.runtime.device.type
 
 
 # -- whether one block can be compiled -----------------------------------------------------------

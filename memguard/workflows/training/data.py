@@ -5,12 +5,15 @@ before training what the run's control can show.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from torch import Tensor
 
 from memguard.audit.statistics import clopper_pearson
 from memguard.audit.suite import load_audit_suite
@@ -19,7 +22,7 @@ from memguard.audit.windows import AuditDocument
 from memguard.config import DataConfig, RunConfig, dump_yaml
 from memguard.config.mitigations import DeduplicateConfig, DpSgdConfig, find_mitigation
 from memguard.data.buckets import draws_control, size_control
-from memguard.data.corpus import Corpus, CorpusDocument
+from memguard.data.corpus import Corpus, CorpusDocument, load_corpus
 from memguard.data.documents import Document
 from memguard.data.encoding import find_special_ids
 from memguard.data.loader import Loader
@@ -27,18 +30,27 @@ from memguard.data.packing import plan_rows
 from memguard.data.prepare import AuditNeeds
 from memguard.data.prepare import prepare as prepare_corpus
 from memguard.data.tokenization import TokenizedDocument, list_token_texts
-from memguard.errors import ModelError
+from memguard.errors import ModelError, RecordError
 from memguard.hf.checkpoint import has_tokenizer, load_tokenizer
 from memguard.mitigation.k_schedule import build_k_schedule
 from memguard.planner.dry_run import Remark, note, warn
 from memguard.records import ManifestEntry, write_atomically
-from memguard.records.run_files import add_hash_line, find_run_keys, has_trained
+from memguard.records.run_files import CheckpointManifest, add_hash_line, find_run_keys, has_trained
 from memguard.records.texts import format_percent
-from memguard.runtime import Console, default_cache_dir, quiet_libraries
+from memguard.runtime import Console, Runtime, default_cache_dir, detect_runtime, quiet_libraries
+from memguard.train.dp_sgd import compute_privacy
+from memguard.train.metrics import EndMetrics, hash_tally
 from memguard.train.run_state import TrainingData
-from memguard.workflows.auditing.target import choose_piece
-from memguard.workflows.common.folder import compute_run_key
-from memguard.workflows.common.setup import load_known_tokenizer, read_model_config, train_tokenizer
+from memguard.workflows.auditing.target import choose_piece, warn_of_faults
+from memguard.workflows.common.folder import check_same_settings, compute_run_key, locked
+from memguard.workflows.common.setup import (
+    check_layers,
+    load_known_tokenizer,
+    read_model_config,
+    train_tokenizer,
+)
+from memguard.workflows.training.checks import CheckedRun
+from memguard.workflows.training.memory import resolve_auto_for_documents
 
 _VERY_FEW = 10
 """Below this many control documents, 0 of m allows a rate of more than 30 %."""
@@ -51,6 +63,35 @@ class PreparedRun:
     folder: Path
     corpus: Corpus
     tokenizer: Any
+
+
+def prepare_run(run: CheckedRun, console: Console | None = None) -> PreparedRun:
+    """Create the run folder, then load, tokenise and place its documents."""
+    config = resolve_auto_for_documents(run.config, detect_runtime().device.type)
+    with locked(run.folder):
+        return _prepare_and_check(config, run.folder, console or Console())
+
+
+def prepare_on_ranks(
+    config: RunConfig, folder: Path, console: Console, runtime: Runtime
+) -> PreparedRun:
+    """Prepare on rank 0; the other ranks read the files that it wrote."""
+    prepared = runtime.only_on_main(lambda: _prepare_and_check(config, folder, console))
+    tokenizer = runtime.broadcast_object(None if prepared is None else prepared.tokenizer)
+    if prepared is not None:
+        return prepared
+    quiet_libraries()
+    return PreparedRun(folder=folder, corpus=load_corpus(folder), tokenizer=tokenizer)
+
+
+def _prepare_and_check(config: RunConfig, folder: Path, console: Console) -> PreparedRun:
+    check_same_settings(config, folder, console)
+    check_layers(config)
+    prepared = prepare(config, folder, console)
+    report_control(config, prepared.corpus, console)
+    model_config = read_model_config(config, prepared.tokenizer)
+    warn_of_faults(prepared.corpus, prepared.tokenizer, model_config, config, console)
+    return prepared
 
 
 def prepare(
@@ -73,9 +114,7 @@ def prepare(
             tokenizer = train_tokenizer(config, documents, console)
         elif known is None and has_tokenizer(folder / "prepared"):
             with suppress(ModelError):  # It is damaged.
-                tokenizer = load_tokenizer(str(folder / "prepared"))
-                for name in ("is_local", "local_files_only"):  # They would be exported.
-                    tokenizer.init_kwargs.pop(name, None)
+                tokenizer = load_trained_tokenizer(folder)
         tokenizers.append(tokenizer)
         return tokenizer
 
@@ -101,6 +140,14 @@ def prepare(
         keeps_documents=keeps_documents,
     )
     return PreparedRun(folder=folder, corpus=corpus, tokenizer=tokenizers[-1])
+
+
+def load_trained_tokenizer(folder: Path) -> Any:
+    """Return the tokenizer that a run has trained on its documents; ModelError if damaged."""
+    tokenizer = load_tokenizer(str(folder / "prepared"))
+    for name in ("is_local", "local_files_only"):  # They would be exported.
+        tokenizer.init_kwargs.pop(name, None)
+    return tokenizer
 
 
 def list_audit_needs(config: RunConfig) -> AuditNeeds:
@@ -188,6 +235,44 @@ def count_up(loader: Loader, num_samples: int) -> list[ManifestEntry]:
         entry.model_copy(update=update)
         for entry, update in zip(corpus.manifest, updates, strict=True)
     ]
+
+
+def count_until(
+    config: RunConfig,
+    prepared: PreparedRun,
+    progress: CheckpointManifest,
+    read: Callable[[str], Tensor],
+) -> tuple[list[ManifestEntry], EndMetrics]:
+    """Return the manifest and the totals of a run that ended at a checkpoint.
+
+    ``read`` returns one of the checkpoint's tensors.
+
+    Raises:
+        RecordError: the checkpoint counts other rows than the documents have.
+    """
+    tally_P, dp_sgd = read("piece_tally").numpy(), find_mitigation(config.mitigations, DpSgdConfig)
+    # Whether documents share rows depends on the model; the counts tell.
+    for share_rows in (True, False):
+        data = build_training_data(config, prepared, share_rows=share_rows)
+        loader = data.loader
+        loader.record(range(progress.num_rows))
+        if np.array_equal(loader.piece_tally, tally_P):
+            break
+    else:
+        raise RecordError(f"step {progress.step}: the checkpoint counts other rows than the run's")
+    if config.train.audit_every_steps is not None:
+        data.k_schedule.level_of[:] = read("level").numpy()
+    privacy = {}
+    if dp_sgd is not None:
+        fed = loader.schedule[: progress.num_rows]
+        privacy = asdict(compute_privacy(dp_sgd, fed, batch_size=loader.batch_size))
+    end = EndMetrics(
+        **progress.model_dump(include={*EndMetrics.model_fields}),
+        **privacy,
+        last_step=progress.step,
+        tally_sha256=hash_tally(loader.realised_repetitions(), loader.count_fed_tokens()),
+    )
+    return count_up(loader, progress.num_rows), end
 
 
 # -- the control ----------------------------------------------------------------------------------

@@ -1,31 +1,78 @@
-"""`memguard export --merge`: writes an adapter merged into its base, if the logits agree."""
+"""Writes a checkpoint's model, or an adapter merged into its base if the logits agree.
+
+The model of a step is read tensor group by tensor group, from a checkpoint of any mesh; weights
+that were not trained are the base's, and adapters are whole in memory. Its audit is that of a run
+that ended there: with the repetitions and the log of that step, in a folder that is deleted.
+"""
 
 import shlex
+import tempfile
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from memguard.config import dump_yaml
 from memguard.data.corpus import load_corpus
 from memguard.errors import UnreadableError
 from memguard.hf.adapter_export import (
     LogitDifference,
     WrittenWeights,
     compare_logits,
+    make_peft_config,
     refuse_difference,
+    write_adapter,
     write_merged,
 )
-from memguard.hf.checkpoint import find_positions, has_tokenizer, load_config, load_tokenizer
+from memguard.hf.assembly import Assembly, build_meta_model, find_aliases, find_whole
+from memguard.hf.checkpoint import (
+    find_positions,
+    has_tokenizer,
+    load_config,
+    load_tokenizer,
+)
+from memguard.hf.export import export_stored
+from memguard.hf.export_rehearsal import repair_generation
 from memguard.hf.identity import hash_sums, hash_weights, split_sums, sum_model
+from memguard.hf.load import open_stored
 from memguard.hf.merged_weights import open_merged
-from memguard.records.record import atomic_folder, clear_left_folders, list_left_folders
-from memguard.report.model_card import render_merged_card
-from memguard.runtime import Console, quiet_libraries
+from memguard.hf.safetensors import ModuleWeights, WeightSource, match_names
+from memguard.parallel.lora import is_adapter_parameter
+from memguard.records import save_manifest
+from memguard.records.folders import CheckpointFolder
+from memguard.records.record import (
+    TEMPORARY,
+    atomic_folder,
+    clear_left_folders,
+    list_left_folders,
+)
+from memguard.records.run_files import CheckpointManifest, load_checkpoint_manifest
+from memguard.records.sealed import refuse_damage
+from memguard.report.model_card import render_merged_card, render_model_card
+from memguard.runtime import Console, Runtime, quiet_libraries
+from memguard.runtime.shared_sums import sum_ahead
 from memguard.seeds import derive_seed
+from memguard.train.checkpoint import LOG, check_belongs, list_listed
+from memguard.train.checkpoint_storage import CheckpointMetadata, load_metadata, read_tensor
+from memguard.workflows.auditing.checks import AuditedRun
+from memguard.workflows.auditing.target import find_base
+from memguard.workflows.common.folder import RunFolder
+from memguard.workflows.common.setup import (
+    choose_export_dtype,
+    draw_model,
+    load_known_tokenizer,
+    make_lora,
+    read_model_config,
+    sum_base,
+)
 from memguard.workflows.training.checks import ExportRequest
+from memguard.workflows.training.data import PreparedRun, count_until, load_trained_tokenizer
 from memguard.workflows.verify import format_bytes
 
 _NUM_ROWS, _ROW_TOKENS = 4, 64
@@ -175,3 +222,132 @@ def _read_own_rows(run: Path, console: Console) -> list[Tensor]:
         torch.from_numpy(corpus.document(index).input_ids[:_ROW_TOKENS].astype("int64"))
         for index in trained[::step][:_NUM_ROWS]
     ]
+
+
+# -- a run after one of its steps -----------------------------------------------------------------
+
+
+def export_step(request: ExportRequest) -> dict[str, Any]:
+    """Write a checkpoint's model, and return what `--json` prints."""
+    quiet_libraries()
+    config, step = RunFolder(request.folder).read_config(), request.step
+    run = AuditedRun(folder=request.folder, config=config, base=request.base, step=step)
+    _clear_left(request.out, Console())
+    model = StepModel(run)
+    model.export(request.out, card=model.render_card())
+    return {"folder": str(request.out), "step": step, "weights_sha256": hash_weights(request.out)}
+
+
+@contextmanager
+def run_at_step(run: AuditedRun, beside: Path, console: Console) -> Iterator[AuditedRun]:
+    """Yield the run that ended after a step, in a temporary folder ``beside`` its report."""
+    console.info(f"audit: exporting the model of step {run.step}")
+    # What a killed process leaves is deleted by the next that locks the folder.
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=beside) as name:
+        yield StepModel(run).write_run(Path(name))
+
+
+class StepModel:
+    """The model of one of a run's checkpoints."""
+
+    def __init__(
+        self, run: AuditedRun, *, tokenizer: Any = None, runtime: Runtime | None = None
+    ) -> None:
+        """Check the run's checkpoint and open it; every rank calls this.
+
+        The tokenizer is that of the run, whose training ends here; None loads it.
+
+        Raises:
+            ModelError: there is none of this step, or the model before training is missing.
+            RecordError: it is damaged, or weights that it does not have were changed.
+        """
+        self._runtime = runtime = runtime or Runtime()
+        step = run.step
+        assert step is not None, "a checkpoint has a step"
+        path = runtime.from_main(lambda: RunFolder(run.folder).find_checkpoint(step))
+        read = sum_ahead(partial(list_listed, path), runtime)
+
+        def open_records() -> tuple[CheckpointManifest, CheckpointMetadata]:
+            damages = CheckpointFolder(path).find_damage(read=read)
+            again = "Name another --step" if tokenizer is None else "Run the same command again"
+            refuse_damage(path, damages, again)
+            manifest = load_checkpoint_manifest(path)
+            return manifest, load_metadata(path, manifest.files)
+
+        self.progress, stored = runtime.from_main(open_records)
+        self.path, self.read = path, partial(read_tensor, path, stored)
+        model, base = run.config.model, find_base(run.folder, run.config, run.base)
+        revision = model.revision if base == model.path else None
+        model = model.model_copy(update={"path": base, "revision": revision})
+        self.run = replace(run, base=base)
+        self.config = run.config.model_copy(update={"model": model})
+        # Adapters of a run that ends here do not need the weights that they belong to.
+        if self.progress.base and (tokenizer is None or run.config.adapter is None):
+            key, sample = self.progress.run_key, self.progress.sample_sha256
+            sums = sum_base(self.config, runtime)
+            check_belongs(path, self.progress, run_key=key, sample_sha256=sample, base=sums)
+        known = tokenizer or load_known_tokenizer(self.config)
+        self.tokenizer = known or load_trained_tokenizer(run.folder)
+
+    def export(self, out: Path, *, card: str) -> None:
+        """Write the model or the adapter; every rank calls this."""
+        config, path = self.config, self.config.model.path
+        spec, trainable = make_lora(config), config.train.trainable_modules
+        assembly = Assembly(
+            mesh=None, device=torch.device("cpu"), adapter=spec, trainable_modules=trainable
+        )
+        before: WeightSource | None = None
+        if path is None:
+            model = build_meta_model(read_model_config(config, self.tokenizer), assembly).model
+        else:
+            stored = open_stored(path, assembly, revision=config.model.revision)
+            model, before = stored.outline(assembly).model, stored.weights
+        parameters, aliases = dict(model.named_parameters()), find_aliases(model)
+        if spec is not None and path is not None:
+            names = [name for name in parameters if is_adapter_parameter(name)]
+            fields = make_peft_config(model, spec, base=path, revision=config.model.revision)
+            write = partial(write_adapter, config=fields, tokenizer=self.tokenizer, folder=out)
+            form = None if config.adapter is None else config.adapter.quantization
+            self._runtime.only_on_main(
+                lambda: write(
+                    {name: self.read(f"model.{name}") for name in names},
+                    card=card,
+                    base_quantization=form,
+                )
+            )
+            return
+        frozen = {n: tuple(p.shape) for n, p in parameters.items() if not p.requires_grad}
+        if before is None and frozen:
+            before = ModuleWeights(draw_model(config, self.tokenizer))
+        found: dict[str, str] = {}
+        if before is not None:
+            found, _ = match_names(frozen, aliases, before, model=str(path))
+
+        def read(name: str, dtype: torch.dtype) -> Tensor:
+            name = aliases.get(name, name)
+            if before is None or name not in found:
+                return self.read(f"model.{name}", dtype)
+            return before.read(found[name], find_whole(parameters[name])).to(dtype)
+
+        repair_generation(model)
+        dtype, runtime = choose_export_dtype(config), self._runtime
+        export_stored(model, read, self.tokenizer, out, dtype=dtype, card=card, runtime=runtime)
+
+    def render_card(self) -> str:
+        """Return README.md of the step's model."""
+        name, model = f"{self.config.name}, step {self.run.step}", self.run.config.model.path
+        text = dump_yaml(self.run.config)
+        return render_model_card(None, run_name=name, base_model=model, config_yaml=text)
+
+    def write_run(self, out: Path) -> AuditedRun:
+        """Write a run that ended after the step."""
+        folder = self.run.folder
+        prepared = PreparedRun(folder=folder, corpus=load_corpus(folder), tokenizer=self.tokenizer)
+        manifest, end = count_until(self.config, prepared, self.progress, self.read)
+        target = out / ("model" if self.config.adapter is None else "adapter")
+        self.export(target, card=self.render_card())
+        save_manifest(manifest, out / "manifest.jsonl")
+        log = (self.path / LOG).read_bytes() + f"{end.model_dump_json()}\n".encode()
+        (out / LOG).write_bytes(log)
+        (out / "prepared").symlink_to((folder / "prepared").resolve())
+        return replace(self.run, folder=out)

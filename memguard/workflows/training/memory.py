@@ -33,6 +33,7 @@ from memguard.config.optimizers import OPTIMIZERS
 from memguard.errors import ConfigError, MemguardError, ModelError, StepTooLarge
 from memguard.parallel.mesh_shape import MeshShape, resolve_mesh
 from memguard.parallel.model_sizes import ESTIMATED_FAMILIES, ModelSizes
+from memguard.planner.compute import count_token_flops
 from memguard.planner.fit import SCRATCH, PlanInputs, describe_faster, find_fit, list_micro_batches
 from memguard.planner.machine import Machine, detect_machine, keep_measured
 from memguard.planner.plan import ModelStorage, make_plan
@@ -163,6 +164,19 @@ def keep_measured_memory(
             fit = find_fit(model, shape, describe_work(config, device_type="cuda"), machine)
             if (share := fit.find_fragmentation(num_bytes)) is not None:
                 keep_measured(gpu.name, share)
+
+
+def find_peak_s(
+    config: RunConfig, model_config: Any, runtime: "Runtime"
+) -> tuple[float, ...] | None:
+    """Return what `RunState.peak_s` is; every rank must call this."""
+    machine = _describe_machine(runtime)
+    is_estimated = model_config.get_text_config().model_type in ESTIMATED_FAMILIES
+    if machine is None or "peak_tflops" in machine.assumed or not is_estimated:
+        return None
+    work = describe_work(config, device_type=runtime.device.type)
+    flops = count_token_flops(ModelSizes.from_config(model_config), work)
+    return tuple(flop / machine.peak_flops(work.compute_bytes) for flop in flops)
 
 
 def resolve_auto(

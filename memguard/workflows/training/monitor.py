@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from memguard.audit.context import AuditContext
-from memguard.audit.decoding import Decoder
-from memguard.audit.generation_time import GenerationLimit
+from memguard.audit.decoding import Decoder, GenerationLimit
 from memguard.audit.plan import AuditPlan
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.near_verbatim import NearVerbatim, NotGenerated

@@ -11,6 +11,7 @@ import torch
 from memguard.config import ParallelConfig, RunConfig, dump_yaml
 from memguard.errors import ConfigError, RecordError
 from memguard.hf.checkpoint import get_folder, load_tokenizer
+from memguard.hf.export import export_model
 from memguard.hf.identity import hash_weights
 from memguard.optim.mezo import Mezo, choose_seed
 from memguard.parallel.local_parameters import find_local_parameters
@@ -70,8 +71,7 @@ def export_from_seeds(run: Path, out: Path) -> None:
         card = render_model_card(
             None, run_name=config.name, base_model=config.model.path, config_yaml=dump_yaml(config)
         )
-        runtime = distributed.runtime
-        started.export(tokenizer, out, dtype=torch.float32, card=card, runtime=runtime)
+        export_model(started.lm.model, tokenizer, out, dtype=torch.float32, card=card)
 
 
 def _hash_base(config: RunConfig) -> str | None:

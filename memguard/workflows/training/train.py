@@ -25,10 +25,10 @@ import torch
 
 from memguard.config import RunConfig, dump_yaml
 from memguard.config.mitigations import DpSgdConfig, find_mitigation
-from memguard.data.corpus import load_corpus
 from memguard.data.identity_key import load_identity_key
 from memguard.data.token_checks import check_vocabulary
 from memguard.errors import ConfigError, OutOfMemory, StepTooLarge, is_out_of_memory
+from memguard.hf.export import export_model
 from memguard.hf.load import count_parameters
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import keeps_documents_apart
@@ -41,14 +41,12 @@ from memguard.planner.rows import explain_fewer_steps, remark_on_reference_hash
 from memguard.records import save_manifest, write_atomically
 from memguard.records.run_files import find_weights_folder, list_trained_files, sum_trained
 from memguard.records.sealed import save_sealed
-from memguard.report import render_model_card
+from memguard.report.model_card import render_model_card
 from memguard.runtime import (
     Console,
     describe_environment,
-    detect_runtime,
     deterministic_algorithms,
     measure_memory,
-    quiet_libraries,
     set_deterministic_defaults,
 )
 from memguard.runtime.ended import attempted
@@ -58,14 +56,12 @@ from memguard.train.run_state import RunState
 from memguard.train.tracking import Tracking
 from memguard.train.trainer import Trainer
 from memguard.workflows.auditing.audit import audit_on_ranks, find_current_report
-from memguard.workflows.auditing.checks import AuditArguments, check_audit
+from memguard.workflows.auditing.checks import AuditArguments, AuditedRun, check_audit
 from memguard.workflows.auditing.pages import show_verdict
-from memguard.workflows.auditing.target import warn_of_faults
 from memguard.workflows.auditing.utility import open_alone
 from memguard.workflows.common.checks import make_command
 from memguard.workflows.common.folder import (
     RunFolder,
-    check_same_settings,
     compute_run_key,
     locked,
 )
@@ -73,9 +69,8 @@ from memguard.workflows.common.launch import LESS_MEMORY, STARTED_AGAIN
 from memguard.workflows.common.setup import (
     DistributedContext,
     StartedModel,
-    check_layers,
+    choose_export_dtype,
     open_distributed,
-    read_model_config,
     read_sizes,
     start_model,
 )
@@ -85,16 +80,16 @@ from memguard.workflows.training.data import (
     PreparedRun,
     build_training_data,
     count_up,
-    prepare,
-    report_control,
+    prepare_on_ranks,
 )
+from memguard.workflows.training.export import StepModel
 from memguard.workflows.training.memory import (
     apply_less_memory,
     explain_out_of_memory,
     find_less_memory,
+    find_peak_s,
     keep_measured_memory,
     list_free,
-    resolve_auto_for_documents,
     resolve_auto_settings,
     set_train,
 )
@@ -196,7 +191,7 @@ def _train_once(run: OpenedRun) -> None:
     """
     config, console, runtime = run.config, run.console, run.distributed.runtime
     with console.phase("documents"):
-        prepared = _prepare_once(run)
+        prepared = prepare_on_ranks(config, run.folder, console, runtime)
     key = compute_run_key(config, prepared.corpus.summary)
     read = sum_ahead(lambda: list_trained_files(run.folder), runtime)
     before = runtime.from_main(lambda: RunFolder(run.folder).find_trained(key, console, read))
@@ -240,37 +235,6 @@ def _train_once(run: OpenedRun) -> None:
         raise OutOfMemory(text) from error
 
 
-# -- documents -----------------------------------------------------------------------------------
-
-
-def prepare_run(run: CheckedRun, console: Console | None = None) -> PreparedRun:
-    """Create the run folder, then load, tokenise and place its documents."""
-    config = resolve_auto_for_documents(run.config, detect_runtime().device.type)
-    with locked(run.folder):
-        return _prepare(config, run.folder, console or Console())
-
-
-def _prepare_once(run: OpenedRun) -> PreparedRun:
-    """Prepare on rank 0; the other ranks read the files that it wrote."""
-    runtime = run.distributed.runtime
-    prepared = runtime.only_on_main(lambda: _prepare(run.config, run.folder, run.console))
-    tokenizer = runtime.broadcast_object(None if prepared is None else prepared.tokenizer)
-    if prepared is not None:
-        return prepared
-    quiet_libraries()
-    return PreparedRun(folder=run.folder, corpus=load_corpus(run.folder), tokenizer=tokenizer)
-
-
-def _prepare(config: RunConfig, folder: Path, console: Console) -> PreparedRun:
-    check_same_settings(config, folder, console)
-    check_layers(config)
-    prepared = prepare(config, folder, console)
-    report_control(config, prepared.corpus, console)
-    model_config = read_model_config(config, prepared.tokenizer)
-    warn_of_faults(prepared.corpus, prepared.tokenizer, model_config, config, console)
-    return prepared
-
-
 # -- model and training --------------------------------------------------------------------------
 
 
@@ -290,9 +254,7 @@ def _build_trainer(
             console.warn(f"'mitigations': goldfish: {remark.text}")
     console.info(f"model: loading {config.model.path or 'random weights'}")
     started = start_model(config, prepared.tokenizer, distributed)
-    rehearse = partial(
-        started.rehearse_export, prepared.tokenizer, dtype=_choose_export_dtype(config)
-    )
+    rehearse = partial(started.rehearse_export, config, prepared.tokenizer)
     if repaired := runtime.only_on_main(rehearse):
         console.warn(repaired)
     lm, model = started.lm, started.lm.model
@@ -310,7 +272,6 @@ def _build_trainer(
     for remark in check_drop_shares(corpus, data.k_schedule):
         say = console.warn if remark.level == "warning" else console.info
         say(f"'mitigations': goldfish: {remark.text}")
-    watches = config.train.audit_every_steps is not None
     trainer = Trainer(
         lm,
         data,
@@ -323,9 +284,10 @@ def _build_trainer(
             check_folder=run.check_folder,
             base=started.base_files,
             track=run.tracking.start,
+            peak_s=find_peak_s(config, model.config, runtime),
             must_resume=must_resume,
         ),
-        monitor=build_monitor(config, corpus, lm, data.k_schedule, runtime) if watches else None,
+        monitor=build_monitor(config, corpus, lm, data.k_schedule, runtime),
         row_clipping=_build_row_clipping(run, prepared, key, len(data.loader.rows)),
     )
     _report_trainer(trainer, started, distributed)
@@ -414,23 +376,24 @@ def _export(
     card = render_model_card(
         None, run_name=config.name, base_model=config.model.path, config_yaml=dump_yaml(config)
     )
-    dtype = _choose_export_dtype(config)
+    step, tokenizer, model = trainer.totals.step, prepared.tokenizer, started.lm.model
     target = folder / ("model" if started.adapter is None else "adapter")
-    started.export(prepared.tokenizer, target, dtype=dtype, card=card, runtime=runtime)
+    if started.lm.mesh is None and started.adapter is None:
+        export_model(model, tokenizer, target, dtype=choose_export_dtype(config), card=card)
+    else:
+        saved = AuditedRun(folder=folder, config=config, base=None, step=step)
+        StepModel(saved, tokenizer=tokenizer, runtime=runtime).export(target, card=card)
     if config.optim.num_seeds is not None:
-        runtime.only_on_main(lambda: save_sums(config, folder, trainer.totals.step))
-    runtime.only_on_main(lambda: _commit(folder, started, key, trainer.totals.step))
+        runtime.only_on_main(lambda: save_sums(config, folder, step))
+    runtime.only_on_main(lambda: _commit(config, folder, started, key, step))
     run.console.info(f"model: saved in {target}")
 
 
-def _choose_export_dtype(config: RunConfig) -> torch.dtype:
-    return torch.bfloat16 if config.train.precision == "bf16" else torch.float32
-
-
-def _commit(folder: Path, started: StartedModel, run_key: str, step: int) -> None:
+def _commit(
+    config: RunConfig, folder: Path, started: StartedModel, run_key: str, step: int
+) -> None:
     """Write trained.json, which records that training has ended and the hashes of its files."""
     base = None if started.adapter is None else started.base_files
-    trained = sum_trained(
-        folder, run_key=run_key, step=step, base=base, base_quantization=started.quantization
-    )
+    form = None if config.adapter is None else config.adapter.quantization
+    trained = sum_trained(folder, run_key=run_key, step=step, base=base, base_quantization=form)
     save_sealed(trained, folder / "trained.json")
