@@ -1,13 +1,7 @@
 """What each optimizer keeps of a parameter, and what it cannot be combined with. No torch.
 
-                  state, bytes a parameter         gradients that exist at a time
-    adamw         8                                all
-    adamw_8bit    2.125; not quantised: 8          all
-    adalomo       two means of a matrix            one unit's
-    lomo          0                                one unit's
-    mezo          0                                none
-
-The shape of the whole tensor decides whether it is quantised, so that every mesh does the same.
+The shape of the whole tensor decides whether it is quantised, so that every mesh does the same. The
+means of AdaLomo, two vectors of a matrix, are not counted.
 """
 
 import math

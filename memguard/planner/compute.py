@@ -8,8 +8,7 @@
                   which is attention alone, x ATTENTION_SHARE. Without flash attention each head
                   also reads a mask of a row's T (T+1)/2 pairs
     element-wise  bytes that its kernels read and write / (memory bandwidth x ELEMENT_SHARE)
-    storage       bytes that FSDP2 copies in and out of its buffers; weights and state, which the
-                  update reads and writes, and gradients, which clipping does too
+    storage       bytes that FSDP2 copies in and out of its buffers, and that the update moves
 
 Elements that are read and written for a token in forward, twice as many in backward:
 

@@ -35,6 +35,7 @@ from workload import build_step, describe_step, draw_batches
 from memguard.config import TrainConfig
 from memguard.config.optimizers import OPTIMIZERS
 from memguard.hf.assembly import Assembly, allocate, assemble, build_meta_layer
+from memguard.optim.in_backward import Lomo
 from memguard.optim.mezo import EPSILON, Mezo
 from memguard.parallel.linear import to_local
 from memguard.parallel.mesh import Mesh4D, build_mesh
@@ -237,8 +238,10 @@ def run_updates(case: Case, rank: Rank) -> float:
             source.grad = torch.randn(source.shape, dtype=source.grad_dtype or source.dtype)
         begin_s = time.perf_counter()
         optimizer.begin(step=number, lr=1e-4)
-        for parameter in step.parameters if optimizer.updates_in_backward else ():
-            optimizer._receive(parameter, parameter.source)  # type: ignore[attr-defined]
+        if isinstance(optimizer, Lomo):
+            for parameter in step.parameters:
+                optimizer._receive(parameter, parameter.source)
+            optimizer.finish()
         if isinstance(optimizer, Mezo):
             # To both sides, where forwards would be.
             optimizer.move(EPSILON)

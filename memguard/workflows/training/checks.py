@@ -164,9 +164,8 @@ def _list_problems(config: RunConfig, num_processes: int) -> Iterator[str]:
         yield f"{why}; got {num_processes}. Remove the setting, or use one process"
     scratch, optimizer = config.model.scratch, config.optim.name
     fields = read_local_config(path or "") if scratch is None else scratch.config
-    has_experts = any(fields.get(field) for field in EXPERT_COUNTS)
-    is_whole = config.train.trainable_modules is None
-    if OPTIMIZERS[optimizer].gradients == "unit" and has_experts and is_whole:
+    is_early = OPTIMIZERS[optimizer].gradients == "unit" and not config.train.trainable_modules
+    if is_early and any(fields.get(field) for field in EXPERT_COUNTS):
         yield f"'optim.name: {optimizer}' does not update experts, which this model has: use adamw"
     if config.adapter is None:
         return
