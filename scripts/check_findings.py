@@ -94,7 +94,7 @@ def list_answers(drawn: DrawnAudit, audit: Path) -> Iterator[tuple[str, object, 
     shown = ids if count <= len(listed) else listed
     yield "report.json", report.num_findings, count
     yield "report.json, worst", (listed, len({*listed} - {*ids})), (shown, 0)
-    by_method = sum(len(finding.found_by) for finding in FindingList.of(drawn.scores))
+    by_method = sum(len(finding.found_by) for finding in FindingList(drawn.scores))
     yield "by method", report.num_by_method, by_method
     yield "every document has a method", report.num_by_method >= count, True
     yield from _read_page("page", (audit / PAGE).read_text(encoding="utf-8"), shown, count)

@@ -405,7 +405,7 @@ def write_run(folder: Path, drawn: DrawnAudit) -> Path:
     subject = Subject(
         model=str(folder), base=None, reference=None, data=report.data, out=out, tokenizer=None
     )
-    findings = FindingList.of(drawn.scores)
+    findings = FindingList(drawn.scores)
     write_excerpts(drawn.plan, subject, findings)
     save_scores(drawn.scores, out / SCORES)
     save_results(report.tables.results, out / RESULTS)

@@ -11,7 +11,6 @@ import csv
 import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -49,7 +48,6 @@ FINDING_COLUMNS: Final = (
 _ORDER: tuple[Severity, ...] = ("high", "medium", "low", "info")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FindingList:
     """The findings of an audit; each is built when it is read, because there may be a million.
 
@@ -58,17 +56,8 @@ class FindingList:
     template-like text, in any way.
     """
 
-    scores: DocumentScores
-    indices: NDArray[np.int64]
-    """Of the findings, worst first."""
-    place_N: NDArray[np.int64]
-    """Of each document in `_ORDER`."""
-    methods: Mapping[str, NDArray[np.bool_]]
-    """By method: [N] whether it extracted a document."""
-
-    @classmethod
-    def of(cls, scores: DocumentScores) -> "FindingList":
-        """Return the findings of an audit."""
+    def __init__(self, scores: DocumentScores) -> None:
+        """Find the documents of an audit that came out."""
         extracted = {
             name.removesuffix(EXTRACTED): scores[name]
             for name in list_own(scores.columns, EXTRACTED)
@@ -77,29 +66,27 @@ class FindingList:
         is_known_N = scores["base.extraction.verbatim"] == 1
         is_known_N |= scores["continuation_tokens"] < LONG_TOKENS
         is_template_N = scores["type_token_ratio"] <= TEMPLATE_TYPE_TOKEN_RATIO
-        place_N = np.select([is_template_N, ~verbatim_N, is_known_N], [3, 2, 1], 0)
+        self._scores = scores
+        self._place_N = np.select([is_template_N, ~verbatim_N, is_known_N], [3, 2, 1], 0)
+        """Of each document in `_ORDER`."""
         is_trained_N = find_trained(scores["role"], scores["num_repetitions"])
         came_out_N = find_came_out(is_trained_N, extracted)
-        return cls(
-            scores=scores,
-            indices=_sort(scores, np.flatnonzero(came_out_N), place_N),
-            place_N=place_N,
-            methods=_list_methods(scores, extracted),
-        )
+        self._indices = _sort(scores, np.flatnonzero(came_out_N), self._place_N)
+        self._methods = _list_methods(scores, extracted)
 
     @property
     def num_by_method(self) -> int:
         """Pairs of a finding and a method that extracted it."""
-        return sum(int(extracted_N[self.indices].sum()) for extracted_N in self.methods.values())
+        return sum(int(extracted_N[self._indices].sum()) for extracted_N in self._methods.values())
 
     def __len__(self) -> int:
-        return len(self.indices)
+        return len(self._indices)
 
     def __iter__(self) -> Iterator[Finding]:
-        return map(self._build, self.indices.tolist())
+        return map(self._build, self._indices.tolist())
 
     def _build(self, index: int) -> Finding:
-        scores, severity = self.scores, _ORDER[self.place_N[index]]
+        scores, severity = self._scores, _ORDER[self._place_N[index]]
 
         def count(name: str) -> int | None:
             column = scores.columns.get(name)
@@ -108,7 +95,7 @@ class FindingList:
 
         found_by = {
             method: _describe(method, scores, index)
-            for method, extracted_N in self.methods.items()
+            for method, extracted_N in self._methods.items()
             if extracted_N[index]
         }
         text = next(iter(found_by.values()))

@@ -12,7 +12,7 @@ Near-duplicates count once: copies of one secret are no label.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from memguard.records.tables import MOSTLY_UNKNOWN
 from memguard.seeds import derive_generator
 
 if TYPE_CHECKING:
-    from memguard.data.corpus import CorpusDocument
     from memguard.data.tokenization import TokenizedDocument
 
 
@@ -246,12 +245,6 @@ def _suggest(trained: list[AuditDocument], probe: WindowSettings, min_documents:
 
 
 WhichWindow = Literal["last", "first"]
-
-
-Tokens: TypeAlias = "CorpusDocument | TokenizedDocument"
-"""A document of N tokens, as `data` makes or stores it."""
-
-
 Identify = Callable[..., AuditDocument]
 """Makes a document of its tokens: `AuditDocument` given all else, see `functools.partial`."""
 
@@ -261,7 +254,7 @@ def list_pieces(ends: Sequence[int]) -> list[tuple[int, int]]:
     return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
-def list_contexts(tokens: Tokens, max_tokens: int) -> list[tuple[int, int]]:
+def list_contexts(tokens: "TokenizedDocument", max_tokens: int) -> list[tuple[int, int]]:
     """Return begin and end of a model's contexts at the start and at the end of a document."""
     size = tokens.num_content_tokens
     if size <= max_tokens:
@@ -270,7 +263,7 @@ def list_contexts(tokens: Tokens, max_tokens: int) -> list[tuple[int, int]]:
 
 
 def choose_part(
-    tokens: Tokens,
+    tokens: "TokenizedDocument",
     spans: Sequence[tuple[int, int]],
     identify: Identify,
     *,
@@ -304,7 +297,9 @@ def choose_part(
     return replace(part, is_long_enough=kind != "whole" and probe.window(whole) is not None)
 
 
-def _cut(tokens: Tokens, begin: int, end: int, identify: Identify, kind: Part) -> AuditDocument:
+def _cut(
+    tokens: "TokenizedDocument", begin: int, end: int, identify: Identify, kind: Part
+) -> AuditDocument:
     end = max(begin, min(end, tokens.num_content_tokens))
     if tokens.format != "text":
         # A part may end in an earlier turn, which has the same closing tokens as the last one.

@@ -68,30 +68,23 @@ def tabulate(evidence: Evidence, suite: Suite) -> dict[str, Summary]:
 def _tabulate_foreign(probe: Probe, package: str, evidence: Evidence) -> Summary:
     """Return what a probe of another package adds, checked and with the name of the package."""
     summary = probe.tabulate(evidence)
-    columns = {name: column.values for name, column in summary.columns.items()}
-    arrays = {**columns, **summary.matched}
-    for name, values in arrays.items():
+    arrays = {name: column.values for name, column in summary.columns.items()}
+    for name, values in {**arrays, **summary.matched}.items():
         if len(values) != len(evidence.inputs.windows):
             raise ForeignError(f"'{name}' must have one value for each document")
     starts = (f"{probe.name}.", f"base.{probe.name}.")
     if not all(name.startswith(starts) for name in summary.columns):
         raise ForeignError(f"every column must begin with '{starts[0]}'")
-    names = {
-        *(row.probe for row in summary.rows),
-        *(metric.probe for metric in summary.metrics),
-        *(test.probe for test in summary.tests),
-        *(detail.probe for detail in summary.details),
-    }
-    if names - {probe.name}:
+    parts = (summary.rows, summary.metrics, summary.tests, summary.details)
+    if any(row.probe != probe.name for part in parts for row in part):
         raise ForeignError(f"every row must have the probe '{probe.name}'")
     if len({row.key for row in summary.rows}) < len(summary.rows):
         raise ForeignError("two rows have one key")
-    metrics = [replace(metric, package=package) for metric in summary.metrics]
     # Validates every value.
     tables = Tables.model_validate_json(
         Tables(
             results=tuple(summary.rows),
-            metrics=tuple(metrics),
+            metrics=tuple(replace(metric, package=package) for metric in summary.metrics),
             tests=tuple(summary.tests),
             details=tuple(summary.details),
         ).model_dump_json()
@@ -148,7 +141,7 @@ def summarise(
     tables = collect_tables(evidence, summaries, suite)
     probe_runs = [_describe_run(probe, summaries[probe.name]) for probe in suite.probes]
     generated = tables.find_detail("extraction") or {}
-    findings = FindingList.of(scores)
+    findings = FindingList(scores)
     buckets = evidence.buckets
     num_unaudited = sum(o.num_not_auditable for o in buckets if o.was_trained)
     has_base = evidence.other is not None and not is_base_nearly_equal(scores)
@@ -174,13 +167,11 @@ def summarise(
                 is_collapsed=is_collapsed(scores),
             ),
             tables=tables,
-            buckets=buckets,
             membership={
                 name.removeprefix("membership."): column.values
                 for name, column in scores.columns.items()
                 if name.startswith("membership.")
             },
-            has_base=has_base,
             dose_response=evidence.dose_response,
             not_run={r.name: r.reason_not_run for r in probe_runs if r.reason_not_run is not None},
         )

@@ -53,10 +53,8 @@ class VerdictInput:
     coverage: Coverage
     tables: Tables
     """Of the report."""
-    buckets: Sequence[BucketRow]
     membership: Mapping[str, NDArray[np.float64]]
     """``[N]`` membership scores by name."""
-    has_base: bool
     dose_response: bool
     """Whether the counts of repetitions are valid and may be stated."""
     not_run: Mapping[str, str] = field(default_factory=dict)
@@ -79,12 +77,12 @@ def build_verdict(results: VerdictInput) -> Verdict:
             results.membership,
             results.ids,
             results.documents,
-            has_base=results.has_base,
+            has_base=results.coverage.has_base,
             is_other_kind=results.coverage.control == "other-kind",
         ),
         trained=group.trained,
         control=group.control,
-        base=group.base if results.has_base else None,
+        base=group.base if results.coverage.has_base else None,
         test=decision.test,
         bucket=bucket,
         metric=metric,
@@ -337,7 +335,7 @@ def _count(number: int, what: str) -> str:
 def _write_scope(results: VerdictInput, sentence: _Sentence) -> str:
     documents, coverage = results.documents, results.coverage
     trained = count_documents(documents, documents.is_trained_N, documents.is_extracted_N)
-    outlines = [outline for outline in results.buckets if outline.was_trained]
+    outlines = [outline for outline in results.tables.buckets if outline.was_trained]
     num_labels = sum(outline.num_labels for outline in outlines)
     left_out = [
         f"{number:,} {why}"
@@ -408,7 +406,7 @@ def _list_others(results: VerdictInput, sentence: _Sentence) -> list[str]:
                 f"{found} of {canaries.num_trained} trained canaries and {too} of "
                 f"{canaries.num_references} references extracted"
             )
-    left_out = sum(outline.num_near_duplicates for outline in results.buckets)
+    left_out = sum(outline.num_near_duplicates for outline in results.tables.buckets)
     if left_out:
         texts.append(
             f"{left_out:,} given control documents left out: near-duplicates of trained ones"

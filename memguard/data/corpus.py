@@ -29,19 +29,6 @@ FORMATS: tuple[Format, ...] = ("text", "messages", "prompt_completion")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CorpusDocument:
-    """One document's tokens."""
-
-    input_ids: NDArray[np.int32]
-    supervised: NDArray[np.bool_]
-    num_content_tokens: int
-    """Excludes the special tokens at the end."""
-    format: Format
-    unknown_id: int | None = None
-    """The token of text that the tokenizer does not know; None if there is none."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Corpus:
     """All prepared documents of a run; arrays are memory-mapped.
 
@@ -61,10 +48,12 @@ class Corpus:
         """Number of documents, canaries included."""
         return len(self.manifest)
 
-    def document(self, index: int) -> CorpusDocument:
-        """Return one document."""
+    def document(self, index: int) -> TokenizedDocument:
+        """Return one document, without its changes."""
         cut = slice(self.offsets[index], self.offsets[index + 1])
-        return CorpusDocument(
+        return TokenizedDocument(
+            id=self.manifest[index].id,
+            source=self.manifest[index].source,
             input_ids=np.asarray(self.input_ids[cut]),
             supervised=np.asarray(self.supervised[cut]),
             num_content_tokens=int(self.content_tokens[index]),

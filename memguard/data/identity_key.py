@@ -127,21 +127,6 @@ def load_identity_key(
     return identity
 
 
-def find_identity_key(
-    named: str | Path | None,
-    *,
-    outside: Sequence[Path] = (),
-    expected: str | None = None,
-    of: str = "",
-) -> IdentityKey | None:
-    """Return the identity key, or None if its file is missing; see `load_identity_key`."""
-    path = find_key_path(named)
-    check_key_place(path, outside=outside)
-    if not os.path.lexists(path):
-        return None
-    return load_identity_key(named, outside=outside, expected=expected, of=of)
-
-
 def check_key_place(path: Path, *, setting: str = SETTING, outside: Sequence[Path] = ()) -> None:
     """Check that a key is not where it would be handed on with other files; it need not exist.
 
@@ -261,13 +246,12 @@ class RunIdentity:
         """
         if self.expected is None and makes_key:
             return load_identity_key(self.named, outside=[self.run_folder], say=console.info)
-        if self.expected is not None and needs_key:
+        path = find_key_path(self.named)
+        if os.path.lexists(path) or (self.expected is not None and needs_key):
             return self.require()
-        found = find_identity_key(
-            self.named, outside=[self.run_folder], expected=self.expected, of=f"'{self.run_folder}'"
-        )
-        if found is not None or self.expected is not None:
-            return found
+        check_key_place(path, outside=[self.run_folder])
+        if self.expected is not None:
+            return None
         return IdentityKey.from_bytes(secrets.token_bytes(_BYTES), Path(os.devnull))
 
     def require(self) -> IdentityKey:

@@ -24,7 +24,7 @@ from memguard.config.mitigations import DeduplicateConfig
 from memguard.data.buckets import Placement, place_for_study, place_for_training
 from memguard.data.canaries import prepare_canaries
 from memguard.data.chat import writes_today
-from memguard.data.corpus import Corpus, CorpusDocument, load_corpus, save_corpus
+from memguard.data.corpus import Corpus, load_corpus, save_corpus
 from memguard.data.documents import Document, document_text, name_ids
 from memguard.data.duplicates import WordGrams, find_copies
 from memguard.data.encoding import build_decoder, check_lengths, find_unknown
@@ -46,7 +46,7 @@ class AuditNeeds:
 
     key: str
     """Identifies the settings that decide which documents are long enough, and the minimum."""
-    is_auditable: Callable[[TokenizedDocument | CorpusDocument], bool]
+    is_auditable: Callable[[TokenizedDocument], bool]
     min_documents: int
     """Minimum number of auditable trained documents; 0 for a run that is not audited. No control is
     drawn if fewer would remain."""

@@ -31,7 +31,9 @@ COUNTS = {"a": 4, "b": 16, "trained": 64}
 MOST_WORDS = 20
 
 
-def _build(documents: DocumentResults, *, has_base: bool = False, **fields: Any) -> Verdict:
+def _build(
+    documents: DocumentResults, *, outlines: Sequence[BucketRow] = (), **fields: Any
+) -> Verdict:
     roles = np.where(documents.is_control_N, "control", "trained")
     roles[documents.is_forgotten_N] = "forget"
     buckets = {"trained": "trained"} if not len(roles) else {}
@@ -42,18 +44,16 @@ def _build(documents: DocumentResults, *, has_base: bool = False, **fields: Any)
         "coverage": make_coverage(documents),
         "tables": make_tables(
             [make_row(bucket, documents) for bucket in buckets],
-            [
+            outlines
+            or [
                 BucketRow(bucket=bucket, role=role, num_repetitions=COUNTS.get(bucket))
                 for bucket, role in buckets.items()
             ],
         ),
-        "buckets": [],
         "membership": {},
         "dose_response": True,
     }
-    return build_verdict(
-        VerdictInput(documents=documents, has_base=has_base, **{**values, **fields})
-    )
+    return build_verdict(VerdictInput(documents=documents, **{**values, **fields}))
 
 
 SENTENCES: list[tuple[list[Group], dict[str, Any], str]] = [
@@ -150,7 +150,7 @@ def test_sentences_by_hand(groups: list[Group], given: dict[str, Any], sentence:
     canaries = given.pop("canaries", None)
     documents = build_results(groups)
     coverage = make_coverage(documents, **given)
-    verdict = _build(documents, canaries=canaries, coverage=coverage, has_base=True)
+    verdict = _build(documents, canaries=canaries, coverage=coverage)
     assert verdict.sentence == sentence
     assert len(sentence.split()) <= MOST_WORDS
 
@@ -171,7 +171,7 @@ def test_scope_says_what_was_audited_what_else_came_out_and_what_was_not_run() -
     coverage = replace(make_coverage(documents, unaudited=9, generated=False), num_trained=136)
     verdict = _build(
         documents,
-        buckets=buckets,
+        outlines=buckets,
         coverage=coverage,
         canaries=make_canaries(1, 8, 1, 6),
         not_run={"grid": "too slow", "canaries": "not needed: none were given"},

@@ -28,7 +28,7 @@ def test_findings_by_severity() -> None:
         make("never-reached", 50, num_repetitions=0),
         make("to-forget", 50, base=0, role="forget", num_repetitions=0),
     ]
-    findings = FindingList.of(build_columns(made))
+    findings = FindingList(build_columns(made))
     assert [(f.id, f.severity, f.sentence) for f in findings] == [
         ("to-forget", "high", "50 tokens exactly"),
         ("high", "high", "50 tokens exactly"),
@@ -73,7 +73,7 @@ def score_every_method() -> DocumentScores:
 
 
 def test_a_document_of_several_methods_is_one_finding_with_the_evidence_of_each() -> None:
-    findings = FindingList.of(score_every_method())
+    findings = FindingList(score_every_method())
     assert {finding.id: finding.found_by for finding in findings} == {
         "greedy": {
             "greedy": "50 tokens exactly",
@@ -91,13 +91,13 @@ def test_the_records_have_the_documents_of_the_findings(tmp_path: Path, monkeypa
     save_scores(scores, tmp_path / "records.parquet")
     monkeypatch.setattr("memguard.records.documents.check_audit_file", lambda folder, name: None)
     table = DocumentTable.read(tmp_path)
-    assert {*table.id_N[table.came_out_N]} == {finding.id for finding in FindingList.of(scores)}
+    assert {*table.id_N[table.came_out_N]} == {finding.id for finding in FindingList(scores)}
     np.testing.assert_array_equal(table.numbers("base.grid.other_window"), [0, 1, 0, 0, 0, 0])
 
 
 def test_the_file_has_every_finding_for_its_owner_alone(tmp_path: Path) -> None:
     made = [make(f"{i:03}", 50, text_hmac=f"{i:064x}") for i in range(MAX_FINDINGS + 20)]
-    findings = FindingList.of(build_columns([*made, make("=1+1", 45)]))
+    findings = FindingList(build_columns([*made, make("=1+1", 45)]))
     path = tmp_path / "findings.csv"
     save_findings(findings, path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

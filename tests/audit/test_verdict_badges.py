@@ -74,9 +74,7 @@ def build_badges(audit: Audit, scores: Scores) -> tuple[Badge, Badge]:
         canaries=audit.canaries,
         coverage=audit.coverage,
         tables=make_tables(rows, named),
-        buckets=[],
         membership=scores,
-        has_base=audit.coverage.has_base,
         dose_response=True,
     )
     return build_verdict(results).badges

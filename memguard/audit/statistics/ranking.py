@@ -8,11 +8,9 @@ import scipy
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from memguard.audit.statistics.rates import clopper_pearson
+from memguard.audit.statistics.rates import TAIL, Z, clopper_pearson
 from memguard.records import Interval, Rate
 
-_TAIL = 0.025
-_Z = float(special.ndtri(1 - _TAIL))
 _STEPS_PER_DECADE = 16
 """Points of a curve between one number of nonmembers and ten times as many."""
 
@@ -33,7 +31,7 @@ def compute_auc(members: ArrayLike, nonmembers: ArrayLike) -> Interval:
     variance = float(wins_M.var(ddof=1) / num_members + wins_N.var(ddof=1) / num_nonmembers)
     if variance <= 0 or not 0 < auc < 1:
         return Interval(value=auc, ci=_hanley_mcneil(auc, num_members, num_nonmembers))
-    centre, reach = special.logit(auc), _Z * math.sqrt(variance) / (auc * (1 - auc))
+    centre, reach = special.logit(auc), Z * math.sqrt(variance) / (auc * (1 - auc))
     low, high = special.expit(centre - reach), special.expit(centre + reach)
     return Interval(value=auc, ci=(float(low), float(high)))
 
@@ -115,8 +113,8 @@ def trace_roc(members: ArrayLike, nonmembers: ArrayLike) -> RocPoints:
 def _place_threshold(num_nonmembers: int, fpr: float) -> tuple[int, int]:
     """Return ranks from the top, -1 above all, that enclose the threshold in 95 % of samples."""
     counts_N = np.arange(num_nonmembers + 1)
-    is_rarely_so_few_N = special.bdtr(counts_N, num_nonmembers, fpr) <= _TAIL
-    is_rarely_more_N = special.bdtrc(counts_N, num_nonmembers, fpr) <= _TAIL
+    is_rarely_so_few_N = special.bdtr(counts_N, num_nonmembers, fpr) <= TAIL
+    is_rarely_more_N = special.bdtrc(counts_N, num_nonmembers, fpr) <= TAIL
     return int(is_rarely_so_few_N.sum()) - 1, int(is_rarely_more_N.argmax())
 
 
@@ -141,7 +139,7 @@ def _hanley_mcneil(auc: float, num_members: int, num_nonmembers: int) -> tuple[f
     def excess(value: float) -> float:
         shape = (1 - value) / (2 - value) + value / (1 + value)
         scale = value * (1 - value) / (num_members * num_nonmembers)
-        return (auc - value) ** 2 - _Z**2 * scale * (1 + (mean_count - 1) * shape)
+        return (auc - value) ** 2 - Z**2 * scale * (1 + (mean_count - 1) * shape)
 
     # The variance is 0 at both edges, so `excess` is positive there unless the AUC is at the edge.
     low = 0.0 if auc <= 0 else float(scipy.optimize.brentq(excess, 0.0, auc - 1e-12))

@@ -155,7 +155,7 @@ def audit_on_ranks(
         summary = add_tables(subject, outcome.summary, names.load_as, utility)
         banners = [*kinds, *utility.list_banners()]
         report = build_report(subject, summary, names, method, banners, runtime)
-        findings = FindingList.of(outcome.scores)
+        findings = FindingList(outcome.scores)
         if settings.excerpts:
             write_excerpts(plan, subject, findings)
         _save(report, outcome, findings, utility, subject.out)

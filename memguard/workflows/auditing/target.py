@@ -17,7 +17,7 @@ from memguard.audit.warnings import Tally
 from memguard.audit.windows import SECRET, TINY_MARGINS, AuditDocument, WindowSettings
 from memguard.compare import find_early_end
 from memguard.config import MitigationConfig, RunConfig
-from memguard.data.corpus import Corpus, CorpusDocument, load_corpus
+from memguard.data.corpus import Corpus, load_corpus
 from memguard.data.documents import say_empty
 from memguard.data.packing import split_points
 from memguard.data.token_checks import Tokens, find_training_faults
@@ -75,7 +75,7 @@ class Subject:
 
 
 def choose_piece(
-    tokens: CorpusDocument | TokenizedDocument,
+    tokens: TokenizedDocument,
     identify: Identify,
     *,
     seq_len: int,

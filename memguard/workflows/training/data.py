@@ -22,7 +22,7 @@ from memguard.audit.windows import AuditDocument
 from memguard.config import DataConfig, RunConfig, dump_yaml
 from memguard.config.mitigations import DeduplicateConfig, DpSgdConfig, find_mitigation
 from memguard.data.buckets import draws_control, size_control
-from memguard.data.corpus import Corpus, CorpusDocument, load_corpus
+from memguard.data.corpus import Corpus, load_corpus
 from memguard.data.documents import Document
 from memguard.data.encoding import find_special_ids
 from memguard.data.loader import Loader
@@ -154,7 +154,7 @@ def list_audit_needs(config: RunConfig) -> AuditNeeds:
     """Return what the audit of a run requires of its documents."""
     probe = load_audit_suite(config.audit).extraction
 
-    def is_auditable(document: TokenizedDocument | CorpusDocument) -> bool:
+    def is_auditable(document: TokenizedDocument) -> bool:
         piece = choose_piece(
             document,
             # Neither decides which piece is chosen.
