@@ -16,9 +16,10 @@ import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow
@@ -49,18 +50,54 @@ def compute_key(*arrays: NDArray[Any]) -> bytes:
     return digest.digest()[:KEY_BYTES]
 
 
-class RecordCache:
-    """A folder of parts; files that are unreadable or damaged are ignored."""
+class PartFolder:
+    """Folders of files that are named by their content; several audits can share them."""
+
+    loss: ClassVar[str]
+    """Warning if nothing can be written; {} is the folder and why."""
 
     def __init__(self, folder: Path) -> None:
-        """Use a folder, which the first `store` creates."""
+        """Use a folder, which the first `write` creates."""
         self.folder = folder
-        self.is_writable = True
+        self._is_writable = True
+
+    def read(self, name: str, suffix: str) -> Iterator[bytes]:
+        """Yield the readable files of a folder whose name is the hash of their bytes."""
+        for path in sorted((self.folder / name).glob(f"*{suffix}")):
+            with suppress(OSError):
+                content = path.read_bytes()
+                if path.name == _name_part(content, suffix):
+                    yield content
+
+    def write(self, name: str, content: bytes, suffix: str) -> None:
+        """Add a file to a folder; only the owner can read it and list the folder."""
+        if not self._is_writable:
+            return  # Said once.
+        try:
+            make_private_folder(self.folder / name)
+            # With read access, anyone who has a document could test whether it was scored.
+            os.chmod(self.folder / name, 0o700)
+            path = self.folder / name / _name_part(content, suffix)
+            write_atomically(path, content, mode=PRIVATE_MODE)
+        except OSError as error:
+            place = f"'{self.folder}' ({error.strerror})"
+            warnings.warn(self.loss.format(place), stacklevel=2)
+            self._is_writable = False
+
+
+def _name_part(content: bytes, suffix: str) -> str:
+    return f"{hashlib.sha256(content).hexdigest()[:16]}{suffix}"
+
+
+class RecordCache(PartFolder):
+    """Numbers of documents; files that are unreadable or damaged are ignored."""
+
+    loss = "scores cannot be cached in {}: an interrupted audit would start from the beginning"
 
     def load(self, fingerprint: str, names: Sequence[str]) -> dict[bytes, NDArray[np.float64]]:
         """Return ``[len(names)]`` numbers for each cached key; NaN is a missing number."""
         cached: dict[bytes, NDArray[np.float64]] = {}
-        for content in read_parts(self.folder / fingerprint, ".parquet"):
+        for content in self.read(fingerprint, ".parquet"):
             try:
                 table = parquet.read_table(io.BytesIO(content), columns=["key", *names])
             except (OSError, pyarrow.ArrowException):
@@ -85,30 +122,7 @@ class RecordCache:
         fields |= {name: rows[:, column] for column, name in enumerate(names)}
         buffer = io.BytesIO()
         parquet.write_table(pyarrow.table(fields), buffer, compression="zstd")
-        write_part(self.folder / fingerprint, buffer.getvalue(), ".parquet")
-
-
-def read_parts(folder: Path, suffix: str) -> Iterator[bytes]:
-    """Yield the files of a folder that can be read and whose name is the hash of their bytes."""
-    for path in sorted(folder.glob(f"*{suffix}")):
-        try:
-            content = path.read_bytes()
-        except OSError:
-            continue
-        if path.name == _name_part(content, suffix):
-            yield content
-
-
-def write_part(folder: Path, content: bytes, suffix: str) -> None:
-    """Write a file named by its content; only the owner can read it and list the folder."""
-    make_private_folder(folder)
-    # With read access, anyone who has a document could test whether it was scored.
-    os.chmod(folder, 0o700)
-    write_atomically(folder / _name_part(content, suffix), content, mode=PRIVATE_MODE)
-
-
-def _name_part(content: bytes, suffix: str) -> str:
-    return f"{hashlib.sha256(content).hexdigest()[:16]}{suffix}"
+        self.write(fingerprint, buffer.getvalue(), ".parquet")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -173,19 +187,8 @@ class StoredNumbers:
         measured = np.array(rows, dtype=np.float64).reshape(len(items), len(self._names))
         keys = [key for item in items if (key := self._keys[item]) is not None]
         self._cached.update(zip(keys, measured, strict=True))
-        if not self._peers.is_main or self._cache is None or self._fingerprint is None:
-            return
-        if not self._cache.is_writable:
-            return  # Said once.
-        try:
+        if self._peers.is_main and self._cache is not None and self._fingerprint is not None:
             self._cache.store(self._fingerprint, self._names, keys, measured)
-        except OSError as error:
-            warnings.warn(
-                f"scores cannot be cached in '{self._cache.folder}' ({error.strerror}): an "
-                "interrupted audit would start from the beginning",
-                stacklevel=2,
-            )
-            self._cache.is_writable = False
 
     def finish(self) -> ScoreMatrix:
         """Return the numbers of all items, on every rank."""

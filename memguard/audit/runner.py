@@ -11,7 +11,7 @@ All ranks run the same rounds: the main rank decides what is missing and shares 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Self, TypeVar
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,14 +40,11 @@ from memguard.audit.requests import (
     Score,
     View,
 )
-from memguard.audit.scoring import ModelScorer
 from memguard.audit.token_loop import Continuation
 
 _SHARD_ITEMS = 2048
 """Items scored at a time: this limits the token results in memory, and their numbers are stored
 before the next ones start."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,14 +209,11 @@ class Runner:
                 for number in numbers:
                     places[number].append((item, len(merged)))
                 merged.append(passage)
-        scorer = self.audited.scorer()
-        if follower is not None and isinstance(scorer, ModelScorer):
+        if follower is not None:
             own_places = places[group.index(follower.request)]
             follower.items = {place: (item, merged[place]) for item, place in own_places}
             follower.computed = wanted
-            results = scorer.score(merged, wanted, follower=follower)
-        else:
-            results = scorer.score(merged, wanted)
+        results = self.audited.scorer().score(merged, wanted, follower=follower)
         for request, store, where in zip(group, stores, places, strict=True):
             if not where:
                 continue

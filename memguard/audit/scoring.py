@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memguard.audit.batching import Batching, BatchResult, Job, Progress
+from memguard.audit.batching import Batching, BatchResult, Job
 from memguard.audit.following import LEAST_CHECKED, Follower
 from memguard.audit.passages import Passage, ScoreSelection, TokenResult
 from memguard.audit.windows import TINY_MARGINS
@@ -38,9 +38,10 @@ class Scorer(Protocol):
         self,
         passages: Sequence[Passage],
         requested: ScoreSelection = ScoreSelection(),  # noqa: B008 - frozen
-        on_progress: Progress | None = None,
+        *,
+        follower: Follower | None = None,
     ) -> list[TokenResult]:
-        """Return one result for each passage, in their order."""
+        """Return one result for each passage, in their order; ``follower`` may keep its rows."""
         ...
 
 
@@ -103,7 +104,6 @@ class ModelScorer:
         self,
         passages: Sequence[Passage],
         requested: ScoreSelection = ScoreSelection(),  # noqa: B008 - frozen
-        on_progress: Progress | None = None,
         *,
         follower: Follower | None = None,
     ) -> list[TokenResult]:
@@ -131,9 +131,7 @@ class ModelScorer:
                 cache.layers.clear()  # The next pass needs its memory.
             return self._score_batch(rows, requested)[0]
 
-        return self._batching.run(
-            [Job(input_ids=passage.input_ids) for passage in passages], run, on_progress
-        )
+        return self._batching.run([Job(input_ids=passage.input_ids) for passage in passages], run)
 
     # Not inference_mode: buffers that a model replaces in its forward pass would become inference
     # tensors and break training that continues afterwards.

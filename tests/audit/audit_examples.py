@@ -91,7 +91,8 @@ class Scripted:
         self,
         passages: Sequence[Passage],
         requested: ScoreSelection = ScoreSelection(),  # noqa: B008 - frozen
-        on_progress: Any = None,
+        *,
+        follower: Any = None,
     ) -> list[TokenResult]:
         self.calls.append(len(passages))
         return [self._score(passage, requested) for passage in passages]
@@ -134,11 +135,11 @@ class Recorder(Scripted):
     selection: ScoreSelection | None = None
 
     def score(
-        self, passages: Sequence[Passage], requested: Any = None, on_progress: Any = None
+        self, passages: Sequence[Passage], requested: Any = None, *, follower: Any = None
     ) -> list[TokenResult]:
         self.passages += passages
         self.selection = requested or ScoreSelection()
-        return Scripted.score(self, passages, self.selection, on_progress)
+        return Scripted.score(self, passages, self.selection)
 
 
 def cut(probe: WindowSettings, documents: Iterable[AuditDocument]) -> list[Window]:

@@ -126,18 +126,15 @@ def _check_same(found: TokenResult, expected: TokenResult) -> None:
         np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=1e-5, err_msg=name)
 
 
-def score_on_mesh(
-    degrees: MeshShape, model: Any, passages: list[Passage]
-) -> tuple[list[TokenResult], list[tuple[int, int]]]:
+def score_on_mesh(degrees: MeshShape, model: Any, passages: list[Passage]) -> list[TokenResult]:
     mesh = build_mesh(degrees, "cpu")
     sharding = Assembly(mesh=mesh, device=torch.device("cpu"))
     layer = shard_scratch_model(model, sharding)
-    steps: list[tuple[int, int]] = []
     with start_runtime() as runtime:
         scorer = ModelScorer(layer.lm, 100, runtime)
-        found = scorer.score(passages, EVERYTHING, lambda *step: steps.append(step))
+        found = scorer.score(passages, EVERYTHING)
         assert scorer.score([], EVERYTHING) == []
-        return found, steps
+        return found
 
 
 @pytest.mark.parametrize(
@@ -157,10 +154,9 @@ def test_meshes_do_not_matter_even_where_a_rank_has_nothing_to_do(
 ) -> None:
     requested = passages[:num_passages]
     alone = ModelScorer(lm, batch_tokens=100).score(requested, EVERYTHING)
-    for results, steps in ranks(score_on_mesh, mesh.num_ranks, mesh, lm.model, requested):
+    for results in ranks(score_on_mesh, mesh.num_ranks, mesh, lm.model, requested):
         for one, other in zip(results, alone, strict=True):
             _check_same(one, other)
-        assert steps[-1] == (num_passages, num_passages)
 
 
 @pytest.mark.parametrize("num_passages", [1, 7, 32])
@@ -198,14 +194,11 @@ def test_batches_are_limited_and_longest_first(
     monkeypatch.setattr(
         lm, "hidden_states", lambda ids, **_: (shapes.append(tuple(ids.shape)), original(ids))[1]
     )
-    steps: list[tuple[int, int]] = []
-    ModelScorer(lm, 130).score(passages, on_progress=lambda *step: steps.append(step))
+    ModelScorer(lm, 130).score(passages)
     assert all(rows * length <= 130 for rows, length in shapes)
     lengths = [length for _, length in shapes]
     assert lengths == sorted(lengths, reverse=True)
     assert sum(rows for rows, _ in shapes) == len(passages)
-    assert steps[-1] == (len(passages), len(passages))
-    assert [done for done, _ in steps] == sorted(done for done, _ in steps)
 
 
 def test_memory_running_out_halves_the_batch(

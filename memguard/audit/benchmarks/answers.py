@@ -13,17 +13,15 @@ bytes; what is damaged counts as missing.
 
 import json
 import math
-import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from memguard.audit.benchmarks.tasks import OpenedTask
-from memguard.audit.cache import compute_fingerprint, read_parts, write_part
+from memguard.audit.cache import PartFolder, compute_fingerprint
 from memguard.records.utility import TaskMetric, TaskResult, UtilityModel
 
 FOLDER = "utility"
@@ -64,45 +62,29 @@ def _remove_strings(value: Any) -> Any:
     return value if isinstance(value, bool | int | float) else None
 
 
-class AnswerCache:
-    """A folder of answers; several audits can share it."""
+class AnswerCache(PartFolder):
+    """Answers of models to tasks."""
 
-    def __init__(self, folder: Path) -> None:
-        """Use a folder, which the first `store` creates."""
-        self.folder = folder
-        self._is_writable = True
+    loss = "answers to tasks cannot be cached in {}: another audit would run the model again"
 
     def load(self, identity: str, task: OpenedTask, model: UtilityModel) -> Evaluation | None:
         """Return the answers of a model; None if there are none, or they are damaged."""
-        for content in read_parts(self._place(identity, task), ".json"):
+        for content in self.read(_name(identity, task), ".json"):
             with suppress(ValueError, TypeError, KeyError, RecursionError):
                 return _read(json.loads(content), model)
         return None
 
     def store(self, identity: str, task: OpenedTask, answers: Evaluation) -> None:
         """Keep the answers of a model, without text."""
-        if not self._is_writable:
-            return  # Said once.
         samples = [remove_text(sample) for sample in answers.samples]
         stored = _write(answers.result) | {"samples": samples}
-        try:
-            write_part(self._place(identity, task), json.dumps(stored).encode(), ".json")
-        except OSError as error:
-            warnings.warn(
-                f"answers to tasks cannot be cached in '{self.folder}' ({error.strerror}): another "
-                "audit would run the model again",
-                stacklevel=2,
-            )
-            self._is_writable = False
+        self.write(_name(identity, task), json.dumps(stored).encode(), ".json")
 
-    def _place(self, identity: str, task: OpenedTask) -> Path:
-        parts = {
-            "version": _VERSION,
-            "model": identity,
-            "task": task.fingerprint,
-            "headline": task.headline,
-        }
-        return self.folder / compute_fingerprint(parts)
+
+def _name(identity: str, task: OpenedTask) -> str:
+    """Return the folder of a model's answers to a task."""
+    parts = {"model": identity, "task": task.fingerprint, "headline": task.headline}
+    return compute_fingerprint({"version": _VERSION, **parts})
 
 
 def _write(result: TaskResult) -> dict[str, Any]:
