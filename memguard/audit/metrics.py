@@ -215,13 +215,8 @@ def tabulate_metric(
 ) -> Iterator[ResultRow]:
     """Yield the rows of one metric: for each bucket the model, the base and their difference.
 
-    Args:
-        evidence: of the audit.
-        row: probe, parameters and metric; other fields are filled.
-        metric: how its values are estimated.
-        value_N: values of the documents, NaN where missing.
-        other_N: values of the base model; None without one.
-        continuation_tokens: largest value of a length.
+    ``row`` has probe, parameters and metric. Values are NaN where missing; ``other_N`` are the base
+    model's, None without one. ``continuation_tokens`` is the largest value of a length.
     """
     estimator = Estimator(
         kind=metric,

@@ -64,14 +64,7 @@ class AuditPlan:
     ) -> "AuditPlan":
         """Select the windows of documents.
 
-        Args:
-            documents: trained, control and, optionally, background documents.
-            suite: of the audit.
-            seed: of the samples.
-            min_documents: minimum number of trained documents that are long enough (documents).
-            max_documents_per_bucket: size of each bucket's sample; None takes all.
-            has_given_control: see the field.
-            fields: further fields of the plan.
+        For the arguments see `select_windows`; ``fields`` are further fields of the plan.
 
         Raises:
             DataError: see `select_windows`.

@@ -221,12 +221,9 @@ class Probe(Settings):
     def list_columns(
         self, measured: Measured, evidence: Evidence, model: str = ""
     ) -> dict[str, Column]:
-        """Return the columns of records.parquet, by default all that was measured.
+        """Return the columns of records.parquet, by default all that was measured on one model.
 
-        Args:
-            measured: on one model.
-            evidence: of the audit.
-            model: start of the names: "" or ``base.``.
+        Their names start with ``model``: "" or ``base.``.
         """
         rates = {metric.name for metric in self.metrics if metric.is_rate}
         return {

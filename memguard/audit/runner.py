@@ -81,12 +81,8 @@ class Runner:
     ) -> dict[str, Measured]:
         """Return the results of the probes that measure this kind of model, by name.
 
-        Args:
-            probes: of a suite; those that miss an input do not run.
-            inputs: passed to each probe.
-            has_base: whether the model before training is measured too.
-            failed: probes of other packages that have ended with an error, by name, which do not
-                run; new ones are added.
+        Probes that miss an input do not run, and neither do those of other packages in ``failed``,
+        which have ended with an error; new ones are added.
 
         Raises:
             ModelError: see `Batching.run`.

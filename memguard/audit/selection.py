@@ -149,11 +149,8 @@ def choose_sample(
 ) -> list[int]:
     """Return indices of a seeded sample of at most ``size`` documents of each bucket, in order.
 
-    Args:
-        windows: windows of the scored documents.
-        size: maximum number per bucket; None takes all.
-        seed: seed of the sample, which depends on the documents' ids, not on their order.
-        purpose: name of the sample; samples of other names are independent.
+    It depends on the documents' ids, not on their order; None takes all. Samples of other purposes
+    are independent.
     """
     ranks = rank_in_buckets(windows, seed=seed, purpose=purpose)
     return [index for index, rank in enumerate(ranks) if size is None or rank < size]
@@ -273,13 +270,8 @@ def choose_part(
 ) -> AuditDocument:
     """Return the part of a document that is audited, without special tokens after its text.
 
-    Args:
-        tokens: the whole document.
-        spans: begin and end of its parts, in order; a single one if the document is not split.
-        identify: makes the document.
-        kind: kind of the parts, if there are several.
-        probe: decides whether a part can be audited.
-        window: whether the first or the last auditable part is used.
+    ``spans`` are begin and end of its parts, in order; a single one if the document is not split.
+    ``kind`` is that of several parts; ``probe`` decides which can be audited.
     """
     kind = kind if len(spans) > 1 else "whole"
     order = spans if window == "first" else reversed(spans)

@@ -78,12 +78,9 @@ class TokenLoop:
         *,
         copies: Sequence[int],
     ) -> BatchResult[Continuation]:
-        """Return the new tokens.
+        """Return the new tokens of rows, which ``begin`` starts or resumes.
 
-        Args:
-            growing: rows that have not been started.
-            begin: starts or resumes them.
-            copies: ``[R]`` index of each row's prompt.
+        ``copies`` ``[R]`` are the indices of their prompts.
         """
         rows = list(range(len(self.sizes)))
         prompt_of_R = np.array(copies, dtype=np.int64)

@@ -23,6 +23,7 @@ and more bits would not strengthen the result for any number of references.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -125,7 +126,7 @@ def draw_of_one_length(
     seed: int,
     texts_sha256: str,
 ) -> tuple[list[Canary], list[TokenizedDocument]]:
-    """Draw canaries whose secrets have the same number of tokens; see `draw_canaries`.
+    """Draw canaries whose secrets have the same number of tokens; see `draw_canary`.
 
     The length is the most common one among the first 64 canaries. Secrets of another length are
     drawn again; keys and coins do not change. A secret keeps another length only if 1,000 draws did
@@ -133,12 +134,8 @@ def draw_of_one_length(
     """
     if not count:
         return [], []
-    settings: dict[str, Any] = {
-        "num_digits": num_digits,
-        "seed": seed,
-        "texts_sha256": texts_sha256,
-    }
-    canaries = draw_canaries(max(count, _LENGTH_SAMPLE), **settings)
+    drawn = partial(draw_canary, num_digits=num_digits, seed=seed, texts_sha256=texts_sha256)
+    canaries = list(map(drawn, range(max(count, _LENGTH_SAMPLE))))
     tokenized = tokenize(canaries)
     lengths = Counter(_count_secret(tokens) for tokens in tokenized[:_LENGTH_SAMPLE])
     wanted = max(lengths, key=lambda length: (lengths[length], length))
@@ -147,7 +144,7 @@ def draw_of_one_length(
         others = [at for at, tokens in enumerate(tokenized) if _count_secret(tokens) != wanted]
         if not others:
             break
-        again = [_draw(at, draw, **settings) for at in others]
+        again = [drawn(at, draw) for at in others]
         for at, canary, tokens in zip(others, again, tokenize(again), strict=True):
             canaries[at], tokenized[at] = canary, tokens
     return canaries, tokenized
@@ -158,20 +155,14 @@ def _count_secret(tokens: TokenizedDocument) -> int:
     return int(tokens.supervised[: tokens.num_content_tokens].sum())
 
 
-def draw_canaries(count: int, *, num_digits: int, seed: int, texts_sha256: str) -> list[Canary]:
-    """Draw canaries of any length; a larger ``count`` does not change the first ones.
+def draw_canary(
+    index: int, draw: int = 0, *, num_digits: int, seed: int, texts_sha256: str
+) -> Canary:
+    """Return one canary of any length; only its secret depends on ``draw``.
 
     Runs on the same documents have the same canaries. A run with the same seed on other documents
     has others, so that none of its trained secrets can be a reference here.
     """
-    return [
-        _draw(index, 0, num_digits=num_digits, seed=seed, texts_sha256=texts_sha256)
-        for index in range(count)
-    ]
-
-
-def _draw(index: int, draw: int, *, num_digits: int, seed: int, texts_sha256: str) -> Canary:
-    """Return one canary; only its secret depends on ``draw``."""
 
     def generator(what: str) -> np.random.Generator:
         return derive_generator(seed, f"canary {what} {texts_sha256}", index)

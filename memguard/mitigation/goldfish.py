@@ -24,7 +24,7 @@ from memguard.config import GoldfishConfig, TokenDropoutConfig
 from memguard.mitigation.letters import TokenLetters
 
 if TYPE_CHECKING:
-    from memguard.mitigation import Need, Stage
+    from memguard.mitigation import Stage
 
 LETTERS_PER_TOKEN = 4
 """Average letters per token of English text; converts a context width from tokens to letters."""
@@ -112,7 +112,6 @@ class Goldfish:
     """Drop one label in k."""
 
     stage: "ClassVar[Stage]" = "labels"
-    needs: "ClassVar[frozenset[Need]]" = frozenset({"nll"})
 
     def __init__(
         self,
@@ -129,22 +128,12 @@ class Goldfish:
         assert letters is not None or config.normalise == "none", "'normalise: text' needs letters"
         self.config = config
         self.letters = letters if config.normalise == "text" else None
+        self.special_ids = sorted(set(special_ids))
         # One flag for each id up to the largest special id, and a last one for all larger ids.
         self._is_special = np.zeros(max(special_ids, default=-1) + 2, dtype=bool)
         self._is_special[list(special_ids)] = True
         self._hash = WindowHash()
         self._table = reference_table() if config.mode == "hash_reference" else None
-
-    @property
-    def special_ids(self) -> list[int]:
-        """Token ids that modes ``hash`` and ``random`` never drop, sorted."""
-        ids: list[int] = np.flatnonzero(self._is_special).tolist()
-        return ids
-
-    @property
-    def target_drop_rate(self) -> float:
-        """Expected share of the labels that are dropped: 1/k."""
-        return 1 / self.config.k
 
     def at_dose(self, dose: int) -> "Goldfish":
         """Return the goldfish for documents trained ``dose`` times, near-duplicates included."""
@@ -210,11 +199,8 @@ class Goldfish:
     def hash_contexts(self, ids: NDArray[np.int64], start: NDArray[np.int64]) -> NDArray[np.uint64]:
         """Hash the context that decides on each label: h tokens before it, or 4h letters.
 
-        At a document's start the context is shorter, and its length is hashed too.
-
-        Args:
-            ids: ``[N]`` tokens of concatenated documents.
-            start: ``[N]`` index at which the document of each token starts.
+        At a document's start the context is shorter, and its length is hashed too. The tokens
+        ``[N]`` are of concatenated documents, which begin at ``start``, ``[N]``.
         """
         width = self.config.context_width
         if self.letters is None:
@@ -233,7 +219,6 @@ class TokenDropout:
     """
 
     stage: "ClassVar[Stage]" = "labels"
-    needs: "ClassVar[frozenset[Need]]" = frozenset({"nll"})
 
     def __init__(self, config: TokenDropoutConfig) -> None:
         self.config = config

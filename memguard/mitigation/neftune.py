@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 from memguard.config.mitigations import NeftuneConfig
 
 if TYPE_CHECKING:
-    from memguard.mitigation import Need, Stage
+    from memguard.mitigation import Stage
 
 
 class Neftune:
     """Draw the noise of a row."""
 
     stage: "ClassVar[Stage]" = "model"
-    needs: "ClassVar[frozenset[Need]]" = frozenset({"nll"})
 
     def __init__(self, config: NeftuneConfig) -> None:
         self.config = config

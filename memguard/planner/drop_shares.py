@@ -40,7 +40,7 @@ def check_drop_shares(corpus: Corpus, k_schedule: KSchedule) -> list[Remark]:
         document = corpus.document(index)
         mask = goldfish.drop_mask(document.input_ids, None, generator)
         is_dropped = mask[1:][document.supervised[1:]]
-        share, target = is_dropped.mean() if is_dropped.size else 0, goldfish.target_drop_rate
+        share, target = is_dropped.mean() if is_dropped.size else 0, 1 / goldfish.config.k
         for name in ("the run", entry.source):
             totals[name] = totals[name] + is_dropped.size * np.array([1, share, target])
         if _is_judged(is_dropped.size, goldfish) and share < target / 3:
@@ -78,7 +78,7 @@ def refuse_without_drops(goldfish: Goldfish | None, num_labels: int, of: str) ->
 
 def _is_judged(num_labels: int, goldfish: Goldfish) -> bool:
     # Of fewer labels a low share may be chance.
-    return num_labels >= max(200, 50 / goldfish.target_drop_rate)
+    return num_labels >= max(200, 50 * goldfish.config.k)
 
 
 def _way_out(goldfish: Goldfish) -> str:

@@ -174,11 +174,11 @@ def test_scores_must_not_be_missing() -> None:
 def test_a_curve_is_the_most_members_for_every_number_of_nonmembers(
     members: list[float], nonmembers: list[float]
 ) -> None:
-    points = trace_roc(members, nonmembers)
-    assert points.num_allowed[:11] == tuple(range(len(nonmembers) + 1))[:11]
-    assert points.num_allowed[-1] == len(nonmembers)
+    num_allowed, num_matched = trace_roc(members, nonmembers)
+    assert num_allowed[:11] == tuple(range(len(nonmembers) + 1))[:11]
+    assert num_allowed[-1] == len(nonmembers)
     thresholds = [-math.inf, *nonmembers]
-    for allowed, matched in zip(points.num_allowed, points.num_matched, strict=True):
+    for allowed, matched in zip(num_allowed, num_matched, strict=True):
         passing = [t for t in thresholds if sum(score > t for score in nonmembers) <= allowed]
         assert matched == sum(score > min(passing) for score in members)
 
@@ -187,13 +187,13 @@ def test_a_curve_is_the_most_members_for_every_number_of_nonmembers(
 def test_a_curve_has_few_points_with_the_thresholds_of_the_rates(size: int) -> None:
     draw = np.random.default_rng(size)
     members, nonmembers = draw.normal(1, 1, 300), draw.normal(0, 1, size)
-    points = trace_roc(members, nonmembers)
-    assert points.num_allowed[0] == 0
-    assert points.num_allowed[-1] == size
-    assert list(points.num_allowed) == sorted(set(points.num_allowed))
-    assert len(points.num_allowed) <= 5 + 16 * math.ceil(math.log10(size))
-    assert points.num_matched[-1] == 300
-    at = dict(zip(points.num_allowed, points.num_matched, strict=True))
+    num_allowed, num_matched = trace_roc(members, nonmembers)
+    assert num_allowed[0] == 0
+    assert num_allowed[-1] == size
+    assert list(num_allowed) == sorted(set(num_allowed))
+    assert len(num_allowed) <= 5 + 16 * math.ceil(math.log10(size))
+    assert num_matched[-1] == 300
+    at = dict(zip(num_allowed, num_matched, strict=True))
     for fpr in (0.001, 0.01, 0.1):
         rate = compute_tpr_at_fpr(members, nonmembers, fpr)
         if rate is not None and (allowed := int(fpr * size)) in at:

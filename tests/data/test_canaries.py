@@ -18,7 +18,7 @@ from memguard.data.canaries import (
     Canary,
     choose_repetitions,
     count_canaries,
-    draw_canaries,
+    draw_canary,
     draw_of_one_length,
     explain_absence,
 )
@@ -35,7 +35,10 @@ RARE = 1e-3
 def draw(
     count: int = 32, *, seed: int = 0, texts: str = "aa", num_digits: int = 12
 ) -> list[Canary]:
-    return draw_canaries(count, num_digits=num_digits, seed=seed, texts_sha256=texts)
+    return [
+        draw_canary(index, num_digits=num_digits, seed=seed, texts_sha256=texts)
+        for index in range(count)
+    ]
 
 
 def tokenize(canaries: list[Canary], tokenizer: Any, **settings: Any) -> list[TokenizedDocument]:

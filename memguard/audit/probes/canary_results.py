@@ -65,8 +65,6 @@ ASSUMPTIONS = (
 class OneRunBound:
     """The lower bound of epsilon from one run."""
 
-    num_canaries: int
-    """Number of canaries with a coin, guessed or not."""
     num_guesses: int
     num_right: int
     delta: float
@@ -78,11 +76,9 @@ class OneRunBound:
 
 def compute_one_run_bound(
     scores: ArrayLike, coins: ArrayLike, *, num_guesses: int | None = None, delta: float = 0.0
-) -> OneRunBound | None:
-    """Guess from scores, count right guesses and bound epsilon; None without canaries."""
+) -> OneRunBound:
+    """Guess from scores, count right guesses and bound epsilon."""
     coin_M = np.asarray(coins, dtype=np.bool_)
-    if not coin_M.size:
-        return None
     count = choose_num_guesses(len(coin_M)) if num_guesses is None else num_guesses
     guesses_M = guess_members(scores, count)
     num_right, num_trained = count_right(guesses_M, coin_M), int(coin_M.sum())
@@ -90,7 +86,6 @@ def compute_one_run_bound(
     most_right = min(int((guesses_M == 1).sum()), num_trained)
     most_right += min(int((guesses_M == -1).sum()), len(coin_M) - num_trained)
     return OneRunBound(
-        num_canaries=len(coin_M),
         num_guesses=count,
         num_right=num_right,
         delta=delta,
@@ -113,10 +108,7 @@ def compute_guess_scores(nll: ArrayLike, base_nll: ArrayLike | None = None) -> N
     In `scripts/simulate_canaries.py`, by which this score was chosen before a run was looked at, it
     has 21.7 of 24 right guesses in the mean, and at most .4 fewer than the best score in any of 630
     settings; -nll has 19.6 and up to 10.7 fewer, base_nll - nll 20.2 and up to 10.6 fewer.
-
-    Args:
-        nll: ``[m]`` of the secrets in the model (nats).
-        base_nll: ``[m]`` of the same secrets in the model before training; None: the score is -nll.
+    Without a base the score is -nll (nats).
     """
     nll_M = np.asarray(nll, dtype=np.float64)
     if base_nll is None:
@@ -150,11 +142,7 @@ def guess_members(scores: ArrayLike, num_guesses: int | None = None) -> NDArray[
     Half of the guesses are 'trained', for the highest scores, the other half 'left out', for the
     lowest; with an odd number one more is 'trained'. Equal scores are ranked by position, the first
     as the highest, so positions must not depend on the coins: never list the trained canaries
-    first.
-
-    Args:
-        scores: ``[m]`` higher means more likely trained.
-        num_guesses: number of guesses; None guesses for all canaries.
+    first. A higher score means more likely trained. ``num_guesses`` None guesses for all canaries.
     """
     score_M = np.asarray(scores, dtype=np.float64)
     assert not np.isnan(score_M).any(), "a missing score allows no guess"
@@ -231,10 +219,7 @@ def compute_exposures(
     """Return the exposure by rank (bits) of each canary; None without references.
 
     All must have the same form and be scored in the same way: same number of tokens, same prefix.
-
-    Args:
-        canary_nll: ``[C]`` nats; lower means more memorized.
-        reference_nll: ``[num_references]`` nats, any order.
+    The nll are in nats, those of the references in any order.
     """
     canary_C, reference_R = _as_nll(canary_nll), np.sort(_as_nll(reference_nll))
     if not reference_R.size:
@@ -292,12 +277,8 @@ def score_canaries(
 
     The coins are guessed from the nll of each secret, adjusted for the base model's if there is one
     (`compute_guess_scores`). A quarter of the coins is not guessed (`choose_num_guesses`).
-
-    Args:
-        canaries: C canaries, in an order that does not depend on the coins.
-        model: numbers of each canary's window, see `probes/canaries.py`.
-        base: the same numbers of the model before training.
-        delta: of the bound of epsilon.
+    The order of the canaries does not depend on the coins. ``model`` and ``base`` are the numbers
+    of each canary's window, see `probes/canaries.py`.
     """
     coin_C = np.array([canary.was_trained for canary in canaries], dtype=bool)
     if not coin_C.any() or coin_C.all():
@@ -312,7 +293,6 @@ def score_canaries(
         nll_C[ranked_C], None if base_C is None else base_C[ranked_C]
     )
     bound = compute_one_run_bound(guess_scores, coin_C[ranked_C], delta=delta)
-    assert bound is not None, "there are canaries"
     bits = iter([] if exposures is None else exposures.tolist())
     scores = [
         CanaryScore(

@@ -87,10 +87,7 @@ def find_dropped(
 ) -> NDArray[np.bool_]:
     """Return ``[R, T]`` whether training dropped each token of R texts as a label.
 
-    Args:
-        goldfish: the goldfish used in training, of any mode except ``random``.
-        ids_RT: ``[R, T]`` tokens.
-        first_position: as in `drops_next`.
+    The arguments are those of `drops_next`.
     """
     config = goldfish.config
     assert config.mode != "random", "the mask of mode random cannot be known"

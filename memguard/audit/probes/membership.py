@@ -199,8 +199,7 @@ class MembershipProbe(Probe):
         control_N: NDArray[np.bool_],
     ) -> Iterator[ResultRow]:
         """Yield the AUC of a score, and its true-positive rate at each false-positive rate."""
-        known_N = np.isfinite(score_N)
-        members, nonmembers = score_N[member_N & known_N], score_N[control_N & known_N]
+        members, nonmembers = _split(score_N, member_N, control_N)
         is_enough = min(len(members), len(nonmembers)) >= MIN_OF_EACH
         row = self.make_row(
             AUC.name,
@@ -209,7 +208,7 @@ class MembershipProbe(Probe):
             bucket=MEMBERS,
             num_documents=len(members),
             num_other=len(nonmembers),
-            num_missing=int(((member_N | control_N) & ~known_N).sum()),
+            num_missing=int((~np.isfinite(score_N[member_N | control_N])).sum()),
         )
         auc = compute_auc(members, nonmembers) if is_enough else None
         too_few = "fewer than two trained or control documents have the score"
@@ -230,17 +229,16 @@ class MembershipProbe(Probe):
         """Return the detail with the ROC of each score that enough documents have."""
         curves = []
         for name, score_N in scores.items():
-            known_N = np.isfinite(score_N)
-            members, nonmembers = score_N[member_N & known_N], score_N[control_N & known_N]
+            members, nonmembers = _split(score_N, member_N, control_N)
             if min(len(members), len(nonmembers)) < MIN_OF_EACH:
                 continue
-            points = trace_roc(members, nonmembers)
+            num_allowed, num_matched = trace_roc(members, nonmembers)
             curve = RocCurve(
                 score=name,
                 num_members=len(members),
                 num_control=len(nonmembers),
-                num_allowed=points.num_allowed,
-                num_matched=points.num_matched,
+                num_allowed=num_allowed,
+                num_matched=num_matched,
             )
             curves.append(curve.model_dump(mode="json"))
         if not curves:
@@ -258,3 +256,10 @@ class MembershipProbe(Probe):
     def section(cls, report: AuditReport) -> Section:
         """Return the section "Membership inference"; without scores it gives the reason."""
         return build_membership(report)
+
+
+def _split(
+    score_N: NDArray[np.float64], *sides: NDArray[np.bool_]
+) -> Iterator[NDArray[np.float64]]:
+    """Yield the known scores of each side."""
+    return (score_N[side_N & np.isfinite(score_N)] for side_N in sides)

@@ -224,10 +224,7 @@ def score_tokens(inputs: Inputs, names: tuple[str, ...]) -> Score:
 
     return Score(
         items=windows,
-        passages=[
-            Passage(input_ids=w.input_ids, first_label=1, first_choice=len(w.input_ids))
-            for w in windows
-        ],
+        passages=[plan_plain(window, max_tokens=None) for window in windows],
         keys=[key_of_window(window, window.continuation_tokens) for window in windows],
         names=names,
         reduce=reduce,

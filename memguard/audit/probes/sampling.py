@@ -340,10 +340,7 @@ def log10_queries(log_pz: ArrayLike, probability: float = 0.5) -> NDArray[np.flo
     """Return log10 of the samples until one is the continuation with ``probability``.
 
     Not rounded to integers, but at least one sample (0.0). Inf if no number of samples is enough.
-
-    Args:
-        log_pz: log-probability of the continuation (nats), any shape; -inf means never.
-        probability: between 0 and 1, both excluded.
+    ``log_pz`` is the log-probability of the continuation (nats), any shape; -inf means never.
     """
     assert 0 < probability < 1, "probability must be between 0 and 1"
     log_n = _log_hazard(math.log(probability)) - _log_hazard(log_pz)

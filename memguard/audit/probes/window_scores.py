@@ -223,10 +223,7 @@ def longest_true_run(correct: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Return the longest run of correct tokens in one teacher-forced pass (tokens).
 
     This is the longest run that greedy decoding would generate if each error were corrected; it is
-    at least as long as the run before the first divergence.
-
-    Args:
-        correct: ``[..., S]`` whether the first choice is the true token, given all before it.
+    at least as long as the run before the first divergence. ``[...]`` of ``[..., S]``.
     """
     places = np.arange(correct.shape[-1])
     last_wrong = np.maximum.accumulate(np.where(correct, -1, places), axis=-1)

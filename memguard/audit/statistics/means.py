@@ -85,8 +85,7 @@ def compute_mean(
         bounds: smallest and largest possible value. If both are finite, the error is computed on
             the logit scale; else on the scale of the values, and the interval ends at a bound that
             it would cross. None: there are none.
-        clusters: ``[num_documents]`` names or numbers of near-duplicate clusters; None: every
-            document is its own cluster.
+        clusters: ``[num_documents]``, see `find_clusters`.
     """
     values_D = _as_values(values)
     if not len(values_D):
@@ -152,14 +151,8 @@ def compute_mean_difference(
     either kind. There is no interval if one kind has none by `compute_mean`, except, without
     bounds, if the only reason is that leaving out a cluster does not change its mean: then the
     whole error is that of the other kind. See `compute_paired_difference` for the same documents
-    under two settings.
-
-    Args:
-        first: ``[num_documents]`` values.
-        second: ``[num_others]`` values.
-        bounds: smallest and largest possible value of either; None if there are none.
-        first_clusters: clusters of the first, as for `compute_mean`.
-        second_clusters: clusters of the second.
+    under two settings. ``bounds`` are the smallest and largest possible value of either; None if
+    there are none. The clusters are those of each, as for `compute_mean`.
     """
     values_D, others_E = _as_values(first), _as_values(second)
     if not len(values_D) or not len(others_E):

@@ -1,7 +1,6 @@
 """Members above nonmembers: AUC, TPR at a fixed FPR, and the curve of both."""
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import scipy
@@ -82,21 +81,13 @@ def compute_tpr_at_fpr(members: ArrayLike, nonmembers: ArrayLike, fpr: float) ->
     return rate.model_copy(update={"ci": (max(low, 0.0), min(high, 1.0))})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RocPoints:
-    """Counts of members and nonmembers above thresholds, without the thresholds."""
-
-    num_allowed: tuple[int, ...]
-    """Maximum numbers of nonmembers above a threshold, ascending, from 0 to all."""
-    num_matched: tuple[int, ...]
-    """For each, the members above the lowest threshold that no more nonmembers exceed."""
-
-
-def trace_roc(members: ArrayLike, nonmembers: ArrayLike) -> RocPoints:
+def trace_roc(members: ArrayLike, nonmembers: ArrayLike) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the receiver operating characteristic (ROC), with even distances on a log axis.
 
-    Up to ten nonmembers, every number has a point. The thresholds are those of
-    `compute_tpr_at_fpr`. The counts are ranks: no score can be computed from them.
+    Maximum numbers of nonmembers above a threshold, ascending, from 0 to all; and for each the
+    members above the lowest threshold that no more nonmembers exceed. Up to ten nonmembers, every
+    number has a point. The thresholds are those of `compute_tpr_at_fpr`. The counts are ranks: no
+    score can be computed from them.
     """
     ranked_N, ranked_M = np.sort(_as_scores(nonmembers)), np.sort(_as_scores(members))
     count = len(ranked_N)
@@ -107,7 +98,7 @@ def trace_roc(members: ArrayLike, nonmembers: ArrayLike) -> RocPoints:
     # All nonmembers are allowed only below all of them, where every member counts.
     thresholds = np.append(ranked_N[::-1][allowed[:-1]], -np.inf)
     matched = len(ranked_M) - np.searchsorted(ranked_M, thresholds, side="right")
-    return RocPoints(num_allowed=tuple(allowed.tolist()), num_matched=tuple(matched.tolist()))
+    return tuple(allowed.tolist()), tuple(matched.tolist())
 
 
 def _place_threshold(num_nonmembers: int, fpr: float) -> tuple[int, int]:

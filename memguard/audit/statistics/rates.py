@@ -37,10 +37,7 @@ def count_effective(size_C: NDArray[np.int64]) -> float:
 
     The share of so many independent documents varies as much as that of these, if the copies of a
     cluster match together (Kish 1965). It is the number of documents if no cluster has two, and
-    above 1 if there are two clusters.
-
-    Args:
-        size_C: documents of each cluster; at least one cluster.
+    above 1 if there are two clusters. There is at least one.
     """
     return float(int(size_C.sum()) ** 2 / int(np.square(size_C).sum()))
 
@@ -48,11 +45,9 @@ def count_effective(size_C: NDArray[np.int64]) -> float:
 def find_clusters(
     num_documents: int, clusters: ArrayLike | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the cluster of each document, counted from 0, and the size of each cluster.
+    """Return the cluster of each of D documents, counted from 0, and the size of each cluster.
 
-    Args:
-        num_documents: D.
-        clusters: ``[D]`` names or numbers; None: every document is its own cluster.
+    ``clusters`` are ``[D]`` names or numbers; None: every document is its own cluster.
     """
     if clusters is None:
         return np.arange(num_documents), np.ones(num_documents, dtype=np.int64)
@@ -89,10 +84,7 @@ _HALVINGS = 60
 def compute_rate(matched: ArrayLike, clusters: ArrayLike | None = None) -> Rate:
     """Return the share of documents that match, with Clopper and Pearson's interval.
 
-    Args:
-        matched: ``[num_documents]`` 1 or true where a document matches, else 0.
-        clusters: ``[num_documents]`` names or numbers of near-duplicate clusters; None: every
-            document is its own cluster.
+    ``matched`` ``[D]`` is 1 or true where a document matches, else 0; see `find_clusters`.
     """
     matched_D = _as_matches(matched)
     cluster_D, size_C = find_clusters(len(matched_D), clusters)
@@ -115,12 +107,8 @@ def _as_matches(values: ArrayLike) -> NDArray[np.bool_]:
 def clopper_pearson(num_matched: int, num_documents: int, texts: Texts | None = None) -> Rate:
     """Return a share with the exact binomial interval (Clopper & Pearson 1934).
 
-    The rate is null without documents, the interval null below two texts.
-
-    Args:
-        num_matched: k.
-        num_documents: n.
-        texts: the different texts among the documents; None if no two are near-duplicates.
+    The rate is null without documents, the interval null below two texts. ``texts`` are the
+    different ones among the documents; None if no two are near-duplicates.
     """
     rate = Rate(
         num_documents=num_documents,

@@ -25,7 +25,7 @@ def compute_mcnemar(num_only_first: int, num_only_second: int) -> float:
 def compute_p_above_control(
     num_matched: int, num_documents: int, num_control_matched: int, num_control: int
 ) -> float:
-    """Return the one-sided p-value that documents match as rarely as control documents.
+    """Return the one-sided p-value that k of n documents match as rarely as c of m control ones.
 
     If some control document matches, this is Fisher's exact test: of all k + c matches, the number
     among the documents is hypergeometric. If none does, Fisher's test is conservative, and the
@@ -35,12 +35,6 @@ def compute_p_above_control(
 
     Both factors are log-concave in g, so there is one maximum. With a further match of a
     document, or one control match less, p does not rise (a test checks this).
-
-    Args:
-        num_matched: k.
-        num_documents: n.
-        num_control_matched: c.
-        num_control: m, at least 1.
     """
     k, n, c, m = num_matched, num_documents, num_control_matched, num_control
     assert 0 <= k <= n, f"{k} of {n} documents"
