@@ -154,7 +154,7 @@ def test_documents_have_one_identity(model: Any, tokenizer: Any, tmp_path: Path)
     assert len({row["text_hmac"] for row in rows}) == 47
     data = result.report.data
     assert (data.num_documents, data.num_texts, data.num_equal) == (48, 47, 1)
-    assert data.identity_key == IdentityKey.from_bytes(secret, key).fingerprint
+    assert data.identity_key == IdentityKey(key=secret, path=key).fingerprint
     page = (result.folder / "report.html").read_text(encoding="utf-8")
     assert "47 different texts: 1 has the text of another" in page
     assert data.identity_key in page
@@ -417,7 +417,8 @@ def test_a_run_has_the_identities_that_it_was_prepared_with(
     trained: api.TrainResult, session_key: Path, tmp_path: Path
 ) -> None:
     """Another key would not be that of its manifest."""
-    own = IdentityKey.from_bytes(bytes.fromhex(session_key.read_text()), session_key).fingerprint
+    secret = bytes.fromhex(session_key.read_text())
+    own = IdentityKey(key=secret, path=session_key).fingerprint
     assert trained.audit is not None
     assert trained.audit.report.data.identity_key == own
     rows = pyarrow.parquet.read_table(trained.audit.folder / "records.parquet").to_pylist()

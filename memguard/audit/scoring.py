@@ -11,8 +11,8 @@ bits, because other shapes change the order of summation).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -45,32 +45,21 @@ class Scorer(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Tokens:
     """N tokens of a batch: positions of their predictions, labels, and limits of the passages."""
 
-    rows_N: NDArray[np.int64]
-    columns_N: NDArray[np.int64]
-    labels_N: NDArray[np.int64]
-    ends: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, spans: "Sequence[tuple[Passage, int, int]]") -> "_Tokens":
+    def __init__(self, spans: Sequence[tuple[Passage, int, int]]) -> None:
         """Select the tokens first .. last of each passage."""
         none = np.zeros(0, dtype=np.int64)
         sizes = [last - first for _, first, last in spans]
         columns = [np.arange(first - 1, last - 1) for _, first, last in spans]
         labels = [passage.input_ids[first:last] for passage, first, last in spans]
-        return cls(
-            rows_N=np.repeat(np.arange(len(spans)), sizes),
-            columns_N=np.concatenate([*columns, none]),
-            labels_N=np.concatenate([*labels, none]).astype(np.int64),
-            ends=np.cumsum([0, *sizes]),
-        )
-
-    def slice(self, number: int) -> slice:
-        """Return the slice of the N tokens that belongs to a passage."""
-        return slice(int(self.ends[number]), int(self.ends[number + 1]))
+        self.rows_N = np.repeat(np.arange(len(spans)), sizes)
+        self.columns_N = np.concatenate([*columns, none])
+        self.labels_N = np.concatenate([*labels, none]).astype(np.int64)
+        ends = np.cumsum([0, *sizes]).tolist()
+        self.slices = [slice(*limits) for limits in pairwise(ends)]
+        """Which of the N tokens belong to each passage."""
 
 
 def _to_numpy(tensor: Tensor) -> NDArray[np.float32]:
@@ -149,8 +138,8 @@ class ModelScorer:
         padded = np.zeros(shape, dtype=np.int64)
         for row, passage in enumerate(passages):
             padded[row, : len(passage.input_ids) - 1] = passage.input_ids[:-1]
-        chosen = _Tokens.of([(p, p.first_choice, len(p.input_ids)) for p in passages])
-        others = _Tokens.of([(p, p.first_label, p.first_choice) for p in passages])
+        chosen = _Tokens([(p, p.first_choice, len(p.input_ids)) for p in passages])
+        others = _Tokens([(p, p.first_label, p.first_choice) for p in passages])
 
         place = partial(send, device=self._lm.device)
 
@@ -178,8 +167,7 @@ class ModelScorer:
         }
         correct = argmax == chosen.labels_N
         results = []
-        for number in range(len(passages)):
-            with_choice, without = chosen.slice(number), others.slice(number)
+        for with_choice, without in zip(chosen.slices, others.slices, strict=True):
             whole = {
                 name: np.concatenate([before[without], after[with_choice]])
                 for name, (before, after) in columns.items()

@@ -135,7 +135,7 @@ def read_texts(
     """
     hmacs = {entry.id: entry.text_hmac for entry in wanted}
     # Without it the documents cannot be compared with those of the run.
-    key = RunIdentity.of_run(data.identity_key, run_folder).require().key
+    key = RunIdentity(data.identity_key, run_folder).require().key
     unchanged: dict[str, Document] = {}
     for _, loaded in load_settings(data, cache_dir, has_chat_template=has_chat_template):
         for document in loaded.documents:

@@ -45,14 +45,12 @@ class IdentityKey:
 
     key: bytes = field(repr=False)
     path: Path
-    fingerprint: str
-    """Hexadecimal digits that identify the key; it cannot be computed from them."""
 
-    @classmethod
-    def from_bytes(cls, key: bytes, path: Path) -> "IdentityKey":
-        """Return a key with its fingerprint."""
-        digest = hashlib.sha256(b"memguard identity key\0" + key).hexdigest()
-        return cls(key=key, path=path, fingerprint=digest[:_FINGERPRINT_DIGITS])
+    @property
+    def fingerprint(self) -> str:
+        """Hexadecimal digits that identify the key; it cannot be computed from them."""
+        digest = hashlib.sha256(b"memguard identity key\0" + self.key).hexdigest()
+        return digest[:_FINGERPRINT_DIGITS]
 
     def derive_secret(self, purpose: str, run_key: str) -> int:
         """Return 256 secret bits for one purpose in one run; the same whenever it is resumed.
@@ -117,7 +115,7 @@ def load_identity_key(
                 f"identity key: made {path}, keep it: only with it can later audits be matched, "
                 "and a guess be tested against the hashes"
             )
-    identity = IdentityKey.from_bytes(_read(path, setting), path)
+    identity = IdentityKey(key=_read(path, setting), path=path)
     if expected is not None and identity.fingerprint != expected:
         raise ConfigError(
             f"'{setting}': the identity key '{_show(path)}' has the fingerprint "
@@ -221,22 +219,18 @@ def _show(path: Path) -> str:
     return shorten(str(path), MAX_PATH)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RunIdentity:
     """Where a run's key is, and which key its documents were prepared with."""
 
-    named: str | None
-    """`data.identity_key`."""
-    run_folder: Path
-    expected: str | None
-    """Fingerprint of the key of the prepared documents; None if there are none."""
+    def __init__(self, named: str | None, run_folder: Path) -> None:
+        """Read a folder, whose documents may be missing or damaged.
 
-    @classmethod
-    def of_run(cls, named: str | None, run_folder: Path) -> "RunIdentity":
-        """Return the expectations of a folder, whose documents may be missing or damaged."""
+        ``named`` is `data.identity_key`.
+        """
+        self.named, self.run_folder = named, run_folder
         summary = load_summary(run_folder)
-        expected = None if summary is None else summary.identity_key
-        return cls(named=named, run_folder=run_folder, expected=expected)
+        self.expected = None if summary is None else summary.identity_key
+        """Fingerprint of the key of the prepared documents; None if there are none."""
 
     def find(self, console: Console, *, makes_key: bool, needs_key: bool) -> IdentityKey | None:
         """Return the key; None if the one that is expected is missing; see `load_identity_key`.
@@ -252,7 +246,7 @@ class RunIdentity:
         check_key_place(path, outside=[self.run_folder])
         if self.expected is not None:
             return None
-        return IdentityKey.from_bytes(secrets.token_bytes(_BYTES), Path(os.devnull))
+        return IdentityKey(key=secrets.token_bytes(_BYTES), path=Path(os.devnull))
 
     def require(self) -> IdentityKey:
         """Return the key that the documents were prepared with; see `load_identity_key`."""

@@ -87,7 +87,7 @@ def prepare(
     """
     if deduplicate is not None:
         deduplicate.check_library()
-    run_identity = RunIdentity.of_run(data.identity_key, run_folder)
+    run_identity = RunIdentity(data.identity_key, run_folder)
     identity = run_identity.find(console, makes_key=keeps_documents, needs_key=needs_key)
     fingerprint = run_identity.expected if identity is None else identity.fingerprint
     others = [seed, epochs, vocab_size, fingerprint, deduplicate and deduplicate.model_dump_json()]

@@ -102,20 +102,16 @@ def drops_labels(config: MitigationConfig) -> bool:
 class Mitigations:
     """The mitigations of a run: masks labels, and changes losses in the order of `MITIGATIONS`."""
 
-    def __init__(
-        self,
-        labels: Sequence[Goldfish | TokenDropout],
-        losses: Sequence[Loss[Any]],
-        of_model: Neftune | None = None,
-    ) -> None:
+    def __init__(self, built: Sequence[Goldfish | TokenDropout | Loss[Any] | Neftune]) -> None:
         """Combine mitigations, losses in the order given; `build_mitigations` creates them."""
-        self._label_stage, self._loss_stage = tuple(labels), tuple(losses)
-        self.sums_nll = not losses
+        self._label_stage = [one for one in built if isinstance(one, Goldfish | TokenDropout)]
+        self._loss_stage = [one for one in built if isinstance(one, Loss)]
+        self.sums_nll = not self._loss_stage
         """Whether the loss is the plain sum of the kept labels' losses."""
-        self.goldfish = next((mask for mask in labels if isinstance(mask, Goldfish)), None)
-        self.of_model = of_model
+        self.goldfish = next((one for one in built if isinstance(one, Goldfish)), None)
+        self.of_model = next((one for one in built if isinstance(one, Neftune)), None)
         """Acts on the token embeddings in training; None leaves them unchanged."""
-        self.needs: frozenset[Need] = _ALWAYS_NEEDED.union(*(loss.needs for loss in losses))
+        self.needs: frozenset[Need] = _ALWAYS_NEEDED.union(*(one.needs for one in self._loss_stage))
 
     def mask_labels(
         self,
@@ -175,12 +171,8 @@ def build_mitigations(
         for config in configs
         if config.name not in DONE_ELSEWHERE
     ]
-    built.sort(key=lambda mitigation: list(MITIGATIONS).index(mitigation.config.name))
-    return Mitigations(
-        labels=[mitigation for mitigation in built if mitigation.stage == "labels"],
-        losses=[mitigation for mitigation in built if mitigation.stage == "loss"],
-        of_model=next((mitigation for mitigation in built if mitigation.stage == "model"), None),
-    )
+    order = list(MITIGATIONS)
+    return Mitigations(sorted(built, key=lambda one: order.index(one.config.name)))
 
 
 def build_goldfish(
@@ -193,5 +185,5 @@ def build_goldfish(
     letters = None
     if config.normalise == "text":
         assert token_texts is not None, "'normalise: text' needs the text of tokens"
-        letters = TokenLetters.of(token_texts())
+        letters = TokenLetters(token_texts())
     return Goldfish(config, special_ids=special_ids, letters=letters)

@@ -10,9 +10,7 @@ the tokens of a document. A letter counts once its last byte is past: its bytes 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,24 +21,19 @@ _NUM_CODES = 0x40000
 """Unicode has letters and digits in planes 0 to 3 only; the last of these code points is none."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TokenLetters:
     """The letters of each token of a vocabulary."""
 
-    codes: NDArray[np.int64]
-    """Code points of all tokens, concatenated."""
-    offsets: NDArray[np.int64]
-    """``[V + 1]`` index at which the code points of each token begin."""
-
-    @classmethod
-    def of(cls, texts: Sequence[str]) -> Self:
+    def __init__(self, texts: Sequence[str]) -> None:
         """Extract the letters of each token's text ``[V]``, and its bytes of shared letters."""
         letters = [
             [ord(c) for c in text.casefold() if c.isalnum() or ord(c) & ~0x7F == _BYTES]
             for text in texts
         ]
-        codes = np.array([code for word in letters for code in word], dtype=np.int64)
-        return cls(codes=codes, offsets=np.cumsum([0, *map(len, letters)]))
+        self._codes = np.array([code for word in letters for code in word], dtype=np.int64)
+        """Code points of all tokens, concatenated."""
+        self._offsets = np.cumsum([0, *map(len, letters)])
+        """``[V + 1]`` index at which the code points of each token begin."""
 
     def spell(
         self, ids: NDArray[np.integer], start: NDArray[np.int64]
@@ -49,12 +42,12 @@ class TokenLetters:
 
         ``start`` ``[N]`` is the index at which the document of each token starts.
         """
-        sizes = self.offsets[ids + 1] - self.offsets[ids]
+        sizes = self._offsets[ids + 1] - self._offsets[ids]
         begins = np.concatenate([[0], np.cumsum(sizes)])
         # For each letter: its index in the stream, minus the index where its token begins there,
         # plus the offset of its token in the vocabulary.
-        places = np.arange(begins[-1]) + np.repeat(self.offsets[ids] - begins[:-1], sizes)
-        codes = self.codes[places]
+        places = np.arange(begins[-1]) + np.repeat(self._offsets[ids] - begins[:-1], sizes)
+        codes = self._codes[places]
         is_byte = codes & ~0x7F == _BYTES
         if not is_byte.any():
             return codes, begins
@@ -65,7 +58,7 @@ class TokenLetters:
 @cache
 def _spell_unicode() -> TokenLetters:
     """Return the letters of each code point (0.3 s)."""
-    return TokenLetters.of([chr(code) for code in range(_NUM_CODES)])
+    return TokenLetters([chr(code) for code in range(_NUM_CODES)])
 
 
 def _join_bytes(

@@ -48,7 +48,7 @@ def build_masks() -> dict[str, Callable[[np.ndarray], Any]]:
 
     def make(**settings: Any) -> Callable[[np.ndarray], Any]:
         config = GoldfishConfig(name="goldfish", k=K, context_width=WIDTH, **settings)
-        letters = TokenLetters.of(words) if config.normalise == "text" else None
+        letters = TokenLetters(words) if config.normalise == "text" else None
         goldfish = Goldfish(config, special_ids=[0, 1, 2], letters=letters)
         return lambda ids_BT: goldfish.drop_mask(ids_BT, None, draw)
 

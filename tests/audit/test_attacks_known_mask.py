@@ -115,7 +115,7 @@ def test_a_mask_that_was_drawn_is_nobodys_knowledge() -> None:
 def test_a_mask_of_letters_is_known_as_far_as_the_letters_are(
     num_tokens: int, first: int, width: int, seed: int
 ) -> None:
-    letters = TokenLetters.of(["", "a", "bc", " ", "\udce0", "\udcb8", "!"])
+    letters = TokenLetters(["", "a", "bc", " ", "\udce0", "\udcb8", "!"])
     config = GoldfishConfig(name="goldfish", k=3, context_width=width, normalise="text")
     goldfish = Goldfish(config, letters=letters)
     document = np.random.default_rng(seed).integers(0, 7, first + num_tokens)

@@ -93,7 +93,7 @@ def test_it_is_refused_inside_the_run(prepared: Prepare, tmp_path: Path) -> None
 
 
 def test_documents_that_are_not_kept_have_a_key_that_is_not_kept(tmp_path: Path) -> None:
-    identity = RunIdentity.of_run(str(tmp_path / "my.key"), tmp_path / "run")
+    identity = RunIdentity(str(tmp_path / "my.key"), tmp_path / "run")
     said: Any = None  # Nothing is said.
     drawn = [identity.find(said, makes_key=False, needs_key=False) for _ in range(2)]
     assert all(key is not None and key.path == Path("/dev/null") for key in drawn)

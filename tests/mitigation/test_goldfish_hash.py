@@ -88,7 +88,7 @@ def test_what_is_hashed_is_left_as_it_was() -> None:
 
 
 TEXTS = ["", "\n", " the", "The", ", ", "ß", " ", "cat", "-", "7", "Ⅳ", "!!", "sat  down"]
-LETTERS = TokenLetters.of(TEXTS)
+LETTERS = TokenLetters(TEXTS)
 SPELLED = ["", "", "the", "the", "", "ss", "", "cat", "", "7", "ⅳ", "", "satdown"]
 _ids = st.lists(st.integers(0, len(TEXTS) - 1), max_size=40)
 

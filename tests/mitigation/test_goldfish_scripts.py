@@ -177,7 +177,7 @@ def test_letters_are_joined_from_bytes_wherever_tokens_end(
             ends.append(len(done))
             pieces.append(raw[begin:end].decode("utf-8", "surrogateescape"))
         expected.append(read_letters(whole.decode(errors="ignore")))
-    codes, begins = TokenLetters.of(pieces).spell(np.arange(len(pieces)), np.array(starts))
+    codes, begins = TokenLetters(pieces).spell(np.arange(len(pieces)), np.array(starts))
     assert "".join(map(chr, codes)) == "".join(expected)
     assert begins.tolist() == [*ends, len(codes)]
 
