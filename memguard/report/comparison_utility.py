@@ -91,11 +91,14 @@ def describe_setting_utility(setting: Setting) -> tuple[str, str, str]:
 
 def find_base_difference(comparison: Comparison) -> float | None:
     """Return the base model's difference from the first setting; None if it was not measured."""
-    first = comparison.runs[0].setting
-    base, trained = comparison.mean_utility(first, "base"), comparison.mean_utility(first)
+    first, utility = comparison.runs[0].setting, comparison.utility
+    base, trained = (
+        comparison.find_mean(utility, first, "base"),
+        comparison.find_mean(utility, first),
+    )
     if base is None or trained is None:
         return None
-    return base - trained if comparison.utility.is_task else fmt.relative_change(base, trained)
+    return base - trained if utility.is_task else fmt.relative_change(base, trained)
 
 
 def scale(utility: Utility) -> float:
