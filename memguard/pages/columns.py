@@ -25,7 +25,6 @@ from memguard.records import (
 
 Item = TypeVar("Item")
 """Subject of a row: a bucket, a setting, a finding."""
-Value = TypeVar("Value")
 Heading = str | tuple[str, str]
 """Text, or a pair of text and a second, smaller line."""
 Content = Cell | fmt.Estimate | int | str
@@ -199,11 +198,6 @@ def show_name(text: str, detail: str = "", note: str = "") -> Cell:
 def show_missing(reason: str) -> Cell:
     """Make a cell that gives the reason why there is no value."""
     return show_name(fmt.NOT_AVAILABLE, reason)
-
-
-def show_known(value: Value | None, write: Callable[[Value], Content], reason: str) -> Content:
-    """Show a value, or the reason why there is none."""
-    return show_missing(reason) if value is None else write(value)
 
 
 def show_row(

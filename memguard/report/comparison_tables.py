@@ -5,8 +5,8 @@ from collections.abc import Callable
 from memguard.pages import formatting as fmt
 from memguard.pages.columns import Column, Content, Heading, make_table, show_name
 from memguard.pages.extraction_cost import Attack, list_attacks, write_attack_notes
-from memguard.pages.membership import name_score
 from memguard.pages.page import Cell, Section, Table
+from memguard.pages.roc import name_score, read_score
 from memguard.records import BLIND, ComparedRun, Comparison, ResultRow
 from memguard.records.comparison import HELDOUT, MOST_SENTENCES
 from memguard.report import seed_means as means
@@ -194,11 +194,8 @@ def build_gains(comparison: Comparison) -> Section | None:
 
 def _pick_score(comparison: Comparison) -> str:
     """Return the name of the first membership score that was computed; used for all settings."""
-    scores = (
-        row.parameters.removeprefix("score=")
-        for row in comparison.tables.select("membership", "auc")
-        if row.is_known
-    )
+    aucs = comparison.tables.select("membership", "auc")
+    scores = (read_score(row) for row in aucs if row.is_known)
     return next((score for score in scores if score != BLIND), "")
 
 

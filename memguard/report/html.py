@@ -30,12 +30,9 @@ from memguard.report.comparison_page import digest_comparison
 def render_report(
     report: AuditReport, folder: Path | None = None, *, gate: GateHead | None = None
 ) -> str:
-    """Render the page of an audit. Encode it as UTF-8.
+    """Render the page of an audit, or that of its ``gate``. Encode it as UTF-8.
 
-    Args:
-        report: the record.
-        folder: folder of the audit, for links to its gate and a comparison; None omits them.
-        gate: what a gate decided of the audit, for the head of the gate's own page.
+    ``folder`` is that of the audit, for links to its gate and a comparison; None omits them.
     """
     run_path = find_run_path(report, folder)
     facts = collect_facts(report, gate=gate, run_path=run_path)
@@ -47,9 +44,7 @@ def render_report(
 def render_comparison(comparison: Comparison, folder: Path | None = None) -> str:
     """Render the page of a comparison. Encode it as UTF-8.
 
-    Args:
-        comparison: the record.
-        folder: folder of the page, for links to the reports of its runs; None omits them.
+    ``folder`` is that of the page, for links to the reports of its runs; None omits them.
     """
     page = digest_comparison(comparison)
     return render_template("comparison.html.j2", page, _draw, _link_comparison(comparison, folder))
