@@ -69,8 +69,8 @@ class ResultColumn:
         metric = tables.find_metric(self.probe, self.metric, parameters)
         row = self.find(tables, **key)
         if self.minus_control:
-            control = tables.control
-            beside = control and self.find(tables, **{**key, "bucket": control.bucket})
+            bucket = None if tables.control is None else tables.control.bucket
+            beside = None if bucket is None else self.find(tables, **{**key, "bucket": bucket})
             return show_minus_control(row, beside, metric)
         note = ""
         if self.base == "note":

@@ -179,7 +179,12 @@ def build_task(comparison: Comparison, task: ComparedTask) -> Table:
     """Build the table of a task that all runs answered."""
     tables, detail = comparison.tables, task.detail
     metric = detail.find_metric(tables)
-    tests = {(test.setting, test.seed): test for test in _list_tests(comparison, task)}
+    place = (UTILITY, detail.headline, detail.parameters)
+    tests = {
+        (test.setting, test.seed): test
+        for test in tables.tests
+        if (test.probe, test.metric, test.parameters) == place
+    }
     first = name_first(comparison, 24)
     unit = "share" if task.unit == "share" else ""
 
@@ -234,15 +239,6 @@ def build_task(comparison: Comparison, task: ComparedTask) -> Table:
         base=comparison.runs[0],
         notes=tuple(_write_notes(comparison, task, tests)),
     )
-
-
-def _list_tests(comparison: Comparison, task: ComparedTask) -> list[TestRow]:
-    place = (UTILITY, task.detail.headline, task.detail.parameters)
-    return [
-        test
-        for test in comparison.tables.tests
-        if (test.probe, test.metric, test.parameters) == place
-    ]
 
 
 def _write_notes(

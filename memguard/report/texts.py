@@ -148,21 +148,6 @@ def _write_arithmetic(report: AuditReport) -> str:
     )
 
 
-def describe_overlap(report: AuditReport) -> Fact:
-    """Report how many control documents overlap with trained ones."""
-    overlap = report.data.overlap_with_control
-    if overlap is None:
-        return Fact("Overlap with control", "not measured")
-    words = report.data.near_duplicate_words
-    run = "a run of words" if words is None else f"a run of {words} words"
-    return Fact(
-        "Overlap with control",
-        fmt.rate(overlap),
-        detail=f"Control documents that share {run} with a trained one: a prompt or a passage, "
-        "since near-duplicates are left out.",
-    )
-
-
 def describe_loss_change(nll: float | None, base: float | None) -> str:
     """Describe the change of a held-out NLL from the base model's."""
     if nll is None or base is None:
@@ -287,9 +272,17 @@ def describe_data(report: AuditReport) -> tuple[Fact, ...]:
             detail = f"Control and buckets are sampled by cluster. {detail}"
         clusters = fmt.count(data.num_clusters)
         facts.append(Fact("Clusters of near-duplicates", clusters, detail=detail))
+    overlap, detail = "not measured", ""
+    if data.overlap_with_control is not None:
+        number = "" if data.near_duplicate_words is None else f"{data.near_duplicate_words} "
+        overlap = fmt.rate(data.overlap_with_control)
+        detail = (
+            f"Control documents that share a run of {number}words with a trained one: a prompt or "
+            "a passage, since near-duplicates are left out."
+        )
     return (
         *facts,
-        describe_overlap(report),
+        Fact("Overlap with control", overlap, detail=detail),
         Fact(
             "Hash",
             fmt.clean_name(data.documents_sha256, 80),
