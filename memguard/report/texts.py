@@ -10,7 +10,7 @@ from pathlib import Path
 from memguard.pages import formatting as fmt
 from memguard.pages.facts import write_not_run, write_ran
 from memguard.pages.page import Fact, Statement
-from memguard.records import MIN_FOR_MEANS, WITHIN_LIMIT, AuditReport, Comparison, ModelIdentity
+from memguard.records import MIN_FOR_MEANS, WITHIN_LIMIT, AuditReport, Comparison
 from memguard.records.audit import Method
 from memguard.report.next_steps import count_tiny, has_attacks
 
@@ -43,7 +43,11 @@ def write_limits(report: AuditReport) -> tuple[Statement, ...]:
     if method.prefix_tokens is not None and method.answers != "all":
         prefix = f"the {method.prefix_tokens} true tokens before the continuation"
         prefix += "" if method.answers == "none" else ", or everything before an answer"
-    not_run = write_not_run(report)
+    not_run, model = write_not_run(report), report.model
+    form = Statement(
+        f"The model was loaded as {model.load_as}: {fmt.clean_text(model.load_as_detail)}. The "
+        "stored weights, and other forms, may give out more."
+    )
     return (
         Statement(_write_coverage(report), "public"),
         Statement(
@@ -60,19 +64,7 @@ def write_limits(report: AuditReport) -> tuple[Statement, ...]:
         Statement(
             _write_arithmetic(report), "public" if method.dtype in ("fp32", "bf16") else "owner"
         ),
-        *_write_form(report.model),
-    )
-
-
-def _write_form(model: ModelIdentity) -> tuple[Statement, ...]:
-    """Limit the numbers to the form in which the model was loaded; nothing as stored."""
-    if model.load_as == "stored":
-        return ()
-    return (
-        Statement(
-            f"The model was loaded as {model.load_as}: {fmt.clean_text(model.load_as_detail)}. The "
-            "stored weights, and other forms, may give out more."
-        ),
+        *([] if model.load_as == "stored" else [form]),
     )
 
 
