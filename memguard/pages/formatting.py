@@ -255,11 +255,8 @@ def interval(interval: Valued | None, decimals: int = 3) -> Estimate:
     """Format an estimate and its interval."""
     estimate = _estimate(interval, lambda value: number(value, decimals), "–")
     # A dash next to a minus sign reads as another minus.
-    return (
-        replace(estimate, interval=estimate.interval.replace("–", " to "))
-        if MINUS in estimate.interval
-        else estimate
-    )
+    joint = " to " if MINUS in estimate.interval else "–"
+    return replace(estimate, interval=estimate.interval.replace("–", joint))
 
 
 def difference(interval: Valued | None, decimals: int = 3) -> Estimate:
