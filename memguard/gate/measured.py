@@ -14,10 +14,9 @@ from functools import partial
 
 from memguard.audit.statistics import compute_exact_interval
 from memguard.config.loading import suggest_near
-from memguard.errors import list_first
+from memguard.errors import list_first, plural
 from memguard.gate.deciding import (
     Unit,
-    count_documents,
     find_documents_by_width,
     find_documents_for_rate,
     find_effective,
@@ -342,8 +341,9 @@ def _check_counts(row: ResultRow) -> None:
 
 
 def count_row(row: ResultRow) -> str:
-    """Return the counts of a row: ``26 of 39 documents (20 of 33 texts)``."""
-    counts = count_documents(row.num_matched, row.num_documents)
+    """Return the counts of a row: ``26 of 39 documents (20 of 33 texts)``; ``39 documents``."""
+    of = "" if row.num_matched is None else f"{row.num_matched:,} of "
+    counts = f"{of}{plural(row.num_documents, 'document')}"
     if row.num_clusters is None:
         return counts
     matched = "" if row.num_matched_clusters is None else f"{row.num_matched_clusters:,} of "

@@ -165,11 +165,7 @@ class NewAcceptance:
 def accept(audited: Audited, named: str, path: Path, **said: str | None) -> NewAcceptance:
     """Write the acceptance of a document into a triage file, which is made if there is none.
 
-    Args:
-        audited: the audit of which it came out.
-        named: its id, or its keyed hash or the start of it.
-        path: the file.
-        **said: by, reason, until.
+    ``named`` is its id, or its keyed hash or the start of it; ``said`` has by, reason and until.
     """
     text, ids = _find_document(audited, named)
     values = {"document": text, **said}
