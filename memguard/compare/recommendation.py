@@ -204,11 +204,9 @@ def _describe_why_not(
     if safer:
         limit = f"{100 * TOLERANCE:g} % limit"
         article = "an" if utility.spoken[:1].lower() in "aeiou" else "a"
-        at_chance = (
-            " or not shown to differ from a random choice"
-            if any(point.is_at_chance for point in safer)
-            else ""
-        )
+        at_chance = ""
+        if any(point.is_at_chance for point in safer):
+            at_chance = " or not shown to differ from a random choice"
         return (
             f"every setting that extracts less than '{first.name}' beyond the intervals has "
             f"{article} {utility.spoken} beyond the {limit}{at_chance}."

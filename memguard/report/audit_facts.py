@@ -140,11 +140,8 @@ def _collect_notices(report: AuditReport) -> tuple[Notice, ...]:
 
 def _name_trained(report: AuditReport) -> str:
     """Name the trained documents that the verdict counts: ``Trained 64 times``, if it is known."""
-    verdict = report.verdict
-    bucket = (
-        verdict.test.bucket if verdict.test is not None and verdict.reason == "control" else None
-    )
-    row = report.tables.find_bucket(bucket)
+    test = report.verdict.test if report.verdict.reason == "control" else None
+    row = None if test is None else report.tables.find_bucket(test.bucket)
     if row is None or row.num_repetitions is None or not report.dose_response:
         return "Trained"
     return f"Trained {fmt.times(row.num_repetitions)}"

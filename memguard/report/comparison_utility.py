@@ -270,13 +270,8 @@ def _write_notes(
 
 
 def _is_at_chance(comparison: Comparison, task: ComparedTask) -> bool:
-    if task.detail.chance is None:
-        return False
-    rows = [
-        task.detail.find(comparison.tables, setting=run.setting, seed=run.seed)
-        for run in comparison.runs
-    ]
-    return all(
-        row is None or row.ci is None or row.ci[0] <= task.detail.chance <= row.ci[1]
-        for row in rows
+    chance, tables = task.detail.chance, comparison.tables
+    rows = (task.detail.find(tables, setting=run.setting, seed=run.seed) for run in comparison.runs)
+    return chance is not None and all(
+        row is None or row.ci is None or row.ci[0] <= chance <= row.ci[1] for row in rows
     )
