@@ -33,7 +33,7 @@ from memguard.compare.sweep import load_sweep
 from memguard.config import load_run_config
 from memguard.gate.policy import load_policy
 from memguard.gate.triage import load_triage
-from memguard.records.comparison import load_comparison
+from memguard.records.comparison import HELDOUT, load_comparison
 from memguard.records.gate import EXIT_CODES
 from memguard.runtime import children
 
@@ -425,7 +425,7 @@ def test_the_figures_of_the_readme_are_those_of_the_quickstart() -> None:
             row = comparison.tables.find(*metric, "x48", **key)
             assert row is not None
             assert shown == f"{row.num_matched} of {row.num_documents}"
-        assert loss == f"{comparison.mean_loss(run.setting):.2f}"
+        assert loss == f"{comparison.find_mean(HELDOUT, run.setting):.2f}"
         key |= {"model": "trained", "bucket": "x48", "against": None, "statistic": "median"}
         (median,) = comparison.tables.select("sampling", "log10_queries", **key)
         exponent = f"{median.value:.0f}".translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))

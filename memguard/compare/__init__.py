@@ -19,7 +19,6 @@ was interrupted or whose settings were edited trains only the missing runs.
 """
 
 from memguard.compare.comparison import (
-    build_comparison,
     compare_runs,
     describe_compiled,
     list_comparison_rows,
@@ -37,5 +36,4 @@ from memguard.compare.sweep import (
     load_sweep,
     mark_finished,
     prepare_folder,
-    read_finished,
 )

@@ -52,13 +52,6 @@ _SAME_METHOD = (
 """Fields of a report's method that are equal in comparable runs."""
 
 
-def build_comparison(sweep: Sweep, *, command: str) -> Comparison:
-    """Compare the runs of a sweep; RecordError if one is not finished or not comparable."""
-    return compare_runs(
-        list_finished(sweep), name=sweep.name, command=command, utility=sweep.config.utility
-    )
-
-
 def list_finished(sweep: Sweep) -> list[FinishedRun]:
     """Return the runs of a sweep; RecordError if one is not finished."""
     unfinished = [run.name for run in sweep.runs if not is_finished(run)]

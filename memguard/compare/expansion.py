@@ -75,10 +75,7 @@ def check_equal(config: SweepConfig, document: Document) -> Iterator[str]:
             "rows, and without them every document would be trained more often"
         )
     for index, setting in enumerate(config.settings):
-        if any(
-            isinstance(mitigation, GoldfishConfig) and mitigation.k_by_dose
-            for mitigation in setting.mitigations
-        ):
+        if any(isinstance(one, GoldfishConfig) and one.k_by_dose for one in setting.mitigations):
             yield (
                 f"{refused} where 'settings[{index}]' has goldfish with 'k_by_dose': the share of "
                 "labels that it drops is not known before the documents are read"

@@ -28,7 +28,6 @@ from memguard.compare.utility import (
     Losses,
     cover_seeds,
     list_utility_rows,
-    make_loss_axis,
     make_task_axis,
 )
 from memguard.records import (
@@ -72,7 +71,7 @@ def build_front(
     losses: Losses = {
         name: {run.run.seed: run.heldout_nll for run in group} for name, group in settings.items()
     }
-    axes = [make_loss_axis(losses), *(make_task_axis(task, settings) for task in tasks)]
+    axes = [Axis(values=losses), *(make_task_axis(task, settings) for task in tasks)]
     axis = next(axis for axis in axes if axis.utility == utility)
     points: list[FrontPoint] = []
     rows: list[ResultRow] = []

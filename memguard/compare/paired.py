@@ -147,20 +147,17 @@ def _pair_items(against: AuditedRun, setting: AuditedRun, task: ComparedTask) ->
             difference = subtract_items([(items[metric], other[metric])], kind, seed=seed)
         interval = None if difference is None else difference.interval
         filled = fill_row(row, interval, DIFFERENCE_METHODS[kind], why_not=NO_ITEM_NUMBERS)
-        if difference is None or metric != detail.headline:
-            yield filled, None
-        else:
-            yield (
-                filled,
-                _make_test(
-                    row,
-                    test=difference.test,
-                    num_only_here=difference.num_only_first,
-                    num_only_against=difference.num_only_second,
-                    statistic=difference.statistic,
-                    p_value=difference.p_value,
-                ),
+        test = None
+        if difference is not None and metric == detail.headline:
+            test = _make_test(
+                row,
+                test=difference.test,
+                num_only_here=difference.num_only_first,
+                num_only_against=difference.num_only_second,
+                statistic=difference.statistic,
+                p_value=difference.p_value,
             )
+        yield filled, test
 
 
 def _is_of_report(run: AuditedRun, task: ComparedTask, metric: str) -> bool:

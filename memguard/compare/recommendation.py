@@ -108,20 +108,13 @@ class _Words:
 
     def write_rule(self, first: str) -> str:
         """Return the rule."""
-        limit = f"{self.limit} of"
+        side = "below" if self.utility.higher_is_better else "above"
+        of_what = " (of its value)" if self.utility.is_task else ""
+        limit = f"at most {100 * TOLERANCE:g} %{of_what} {side} that of"
         if self.utility.is_task and (self.utility.chance is not None or self.utility.is_share):
             limit = f"shown to differ from a random choice and {limit}"
         best = "highest" if self.utility.higher_is_better else "lowest"
         return _RULE.format(first=first, utility=self.utility.spoken, limit=limit, best=best)
-
-    @property
-    def limit(self) -> str:
-        """What is accepted, before the first one's name."""
-        allowed = f"at most {100 * TOLERANCE:g} %"
-        if not self.utility.is_task:
-            return f"{allowed} above that"
-        side = "below" if self.utility.higher_is_better else "above"
-        return f"{allowed} (of its value) {side} that"
 
     def describe(self, point: FrontPoint) -> str:
         """Return extraction and utility of a setting."""
@@ -211,11 +204,9 @@ def _describe_why_not(
     if safer:
         limit = f"{100 * TOLERANCE:g} % limit"
         article = "an" if utility.spoken[:1].lower() in "aeiou" else "a"
-        at_chance = (
-            " or not shown to differ from a random choice"
-            if any(point.is_at_chance for point in safer)
-            else ""
-        )
+        at_chance = ""
+        if any(point.is_at_chance for point in safer):
+            at_chance = " or not shown to differ from a random choice"
         return (
             f"every setting that extracts less than '{first.name}' beyond the intervals has "
             f"{article} {utility.spoken} beyond the {limit}{at_chance}."

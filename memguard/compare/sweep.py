@@ -244,7 +244,7 @@ class _Mark(SealedRecord):
 
 def is_finished(run: SweepRun) -> bool:
     """Return whether a run was completed under its present key and its results are intact."""
-    if read_finished(run.folder) != run.key:
+    if _read_key(run.folder / "finished.json") != run.key:
         return False
     # The next stage reads the audit of a setting, and the model of the base run.
     if run.config.audit.enabled:
@@ -282,11 +282,6 @@ def prepare_folder(run: SweepRun) -> RunState:
 def mark_finished(folder: Path, key: str) -> None:
     """Record that the run in ``folder`` was completed under ``key``; written last."""
     save_sealed(_Mark(key=key), folder / "finished.json")
-
-
-def read_finished(folder: Path) -> str | None:
-    """Return the key under which the run in ``folder`` was completed; None if it was not."""
-    return _read_key(folder / "finished.json")
 
 
 def describe_sweep(sweep: Sweep) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ _SEED = 0
 class Axis:
     """The utility of all settings."""
 
-    utility: Utility
+    utility: Utility = HELDOUT
     values: Losses
     items: Mapping[str, Mapping[int, ItemValues]] | None = None
     """Items of a task by setting and seed; None for the held-out loss."""
@@ -103,11 +103,6 @@ def cover_seeds(
         return ci
     low, high = over_seeds.ci
     return max(bounds[0], min(ci[0], low)), min(bounds[1], max(ci[1], high))
-
-
-def make_loss_axis(losses: Losses) -> Axis:
-    """Return the held-out loss as the utility."""
-    return Axis(utility=HELDOUT, values=losses)
 
 
 def make_task_axis(task: ComparedTask, settings: Mapping[str, Sequence[AuditedRun]]) -> Axis:

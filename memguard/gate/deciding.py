@@ -24,7 +24,6 @@ from scipy import special
 
 from memguard.audit.statistics import compute_exact_interval
 from memguard.audit.statistics.rates import TAIL
-from memguard.errors import plural
 from memguard.pages.judgements import OUTCOME_NAMES, count_outcomes
 from memguard.records import ResultRow
 from memguard.records.gate import GateResult, Outcome
@@ -150,12 +149,6 @@ class Unit:
         if self.is_share and self.is_difference:
             ends[0] = ends[0].removesuffix(" percentage points")
         return " to ".join(ends)
-
-
-def count_documents(num_matched: int | None, num_documents: int) -> str:
-    """Return ``2 of 40 documents``, or ``40 documents`` of another statistic than a rate."""
-    of = "" if num_matched is None else f"{num_matched:,} of "
-    return f"{of}{plural(num_documents, 'document')}"
 
 
 def say_undecided(needed: int | None, *, is_rate: bool, is_on_limit: bool) -> str:

@@ -90,17 +90,10 @@ class AuditDiff(Record):
 
     def select(self, kind: FindingKind, found_by: FoundBy | None = None) -> list[DiffedDocument]:
         """Return the documents of a kind, worst first; None: found by either."""
-        return [
-            one
-            for one in self.documents
-            if (one.kind, found_by or one.found_by) == (kind, one.found_by)
-        ]
+        of_kind = (one for one in self.documents if one.kind == kind)
+        return [one for one in of_kind if found_by in (None, one.found_by)]
 
     def count(self, kind: FindingKind, probe: str, found_by: FoundBy) -> int:
         """Return the number of documents of a kind by one probe."""
-        keys = (
-            (one.kind, one.probe, one.found_by)
-            for document in self.documents
-            for one in document.probes
-        )
-        return sum(key == (kind, probe, found_by) for key in keys)
+        found = (one for document in self.documents for one in document.probes)
+        return sum((one.kind, one.probe, one.found_by) == (kind, probe, found_by) for one in found)

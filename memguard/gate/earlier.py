@@ -19,7 +19,7 @@ from memguard.audit.statistics import compute_difference, compute_paired_interva
 from memguard.audit.statistics.rates import count_effective, find_clusters
 from memguard.gate.deciding import Unit, find_effective
 from memguard.gate.gaps import Audited
-from memguard.gate.measured import Measured, NoInterval, count_row
+from memguard.gate.measured import Measured, NotJudged, count_row
 from memguard.records import Interval, MetricRow, Rate, ResultRow, Texts
 
 _NO_SETTING = ("package", "in_verdict")
@@ -29,7 +29,7 @@ _NO_SETTING = ("package", "in_verdict")
 def measure_increase(
     now: Audited, earlier: Audited, metric: MetricRow, row: ResultRow, unit: Unit
 ) -> Measured:
-    """Return the increase of a row's value since an earlier audit, or raise `NoInterval`."""
+    """Return the increase of a row's value since an earlier audit, or raise `NotJudged`."""
     before = _find_same(earlier, row)
     _check_settings(now, earlier, metric)
     counted = f"{count_row(row)}, minus {count_row(before)} of {earlier.name}"
@@ -41,7 +41,7 @@ def measure_increase(
     else:
         unpaired = _subtract(row, before, metric)
         if unpaired is None or unpaired.ci is None:
-            raise NoInterval(f"its difference from {earlier.name} has no interval")
+            raise NotJudged(f"its difference from {earlier.name} has no interval")
         difference, how = unpaired, f"; not paired: {why_not}"
     assert difference.ci is not None, "checked"
     return Measured(
@@ -61,9 +61,9 @@ def _find_same(earlier: Audited, row: ResultRow) -> ResultRow:
     before = next((one for one in earlier.report.tables.results if one.key == row.key), None)
     what = f"{row.probe} {row.metric} on {row.bucket}"
     if before is None:
-        raise NoInterval(f"{earlier.name} has no row of {what}")
+        raise NotJudged(f"{earlier.name} has no row of {what}")
     if not before.is_known:
-        raise NoInterval(
+        raise NotJudged(
             f"{earlier.name} has no value of {what}: "
             f"{before.missing_because or 'no reason is recorded'}"
         )
@@ -71,11 +71,11 @@ def _find_same(earlier: Audited, row: ResultRow) -> ResultRow:
 
 
 def _check_settings(now: Audited, earlier: Audited, metric: MetricRow) -> None:
-    """Check that the probe measured the same in both audits; `NoInterval` names what differs."""
+    """Check that the probe measured the same in both audits; `NotJudged` names what differs."""
     ones, others = (_describe_probe(audited, metric) for audited in (now, earlier))
     for name in sorted(ones.keys() | others.keys()):
         if ones.get(name) != others.get(name):
-            raise NoInterval(
+            raise NotJudged(
                 f"{earlier.name} was audited with another '{name}' of the probe {metric.probe}: "
                 f"{others.get(name)!r} there, {ones.get(name)!r} here"
             )

@@ -23,12 +23,13 @@ from memguard.gate.earlier import measure_increase
 from memguard.gate.gaps import Audited, find_audit_folder, load_audited
 from memguard.gate.measured import (
     Measured,
-    NoInterval,
+    NotJudged,
     Selected,
+    find_row,
     is_bounded,
     is_share,
     measure_row,
-    select_rows,
+    select_places,
 )
 from memguard.gate.policy import EPSILON, FINDINGS, RISK, LoadedPolicy, Rule
 from memguard.gate.triage import apply_triage, load_triage
@@ -124,7 +125,7 @@ def _load_earlier(loaded: LoadedPolicy) -> dict[str, Audited]:
 
 def _check_limit(number: int, rule: Rule, audited: Audited, loaded: LoadedPolicy) -> None:
     """Refuse a limit of a share that every value or none keeps, such as 10 in place of 0.10."""
-    metrics = [item.metric for item in select_rows(rule, audited.report) if item.metric]
+    metrics = [item.metric for item in select_places(rule, audited.report) if item.metric]
     if not metrics or not all(map(is_bounded, metrics)):
         return
     name = rule.limit_name
@@ -153,7 +154,7 @@ def _judge_rows(
     number: int, rule: Rule, audited: Audited, earlier: Audited | None
 ) -> Iterator[Judgement]:
     judged = [
-        _judge_row(rule, item, audited, earlier) for item in select_rows(rule, audited.report)
+        _judge_row(rule, item, audited, earlier) for item in select_places(rule, audited.report)
     ]
     if rule.metric == RISK:
         buckets = dict.fromkeys(item.selected.bucket for item in judged)
@@ -169,16 +170,16 @@ def _judge_rows(
 def _judge_row(
     rule: Rule, selected: Selected, audited: Audited, earlier: Audited | None
 ) -> _Judged:
-    metric, row = selected.metric, selected.row
-    if row is None or metric is None:
-        sentence = end_sentence(selected.why_not or "nothing is known of it")
-        return _Judged(selected=selected, outcome="cannot-be-judged", sentence=sentence)
+    metric, bucket = selected.metric, selected.bucket
     try:
+        if metric is None or bucket is None:
+            raise NotJudged(selected.why_not or "nothing is known of it")
+        row = find_row(rule, metric, bucket, audited.report)
         measured = measure_row(rule, metric, row)
         if earlier is not None:
             unit = Unit(is_share=is_share(metric), is_difference=True)
             measured = measure_increase(audited, earlier, metric, row, unit)
-    except NoInterval as reason:
+    except NotJudged as reason:
         sentence = end_sentence(str(reason))
         return _Judged(selected=selected, outcome="cannot-be-judged", sentence=sentence)
     outcome, sentence, needed = measured.judge(rule.limit, at_least=rule.at_least is not None)

@@ -1,6 +1,6 @@
 """Finds the rows of results that a rule is about, and what it measures in them.
 
-    Selected   a row, or the reason why it cannot be judged
+    Selected   a place, or the reason why it cannot be judged
     Measured   a value with its interval, and the documents that it is of
 
 A metric is looked for in every bucket that the rule names; a row that is promised there and lacking
@@ -14,10 +14,9 @@ from functools import partial
 
 from memguard.audit.statistics import compute_exact_interval
 from memguard.config.loading import suggest_near
-from memguard.errors import list_first
+from memguard.errors import list_first, plural
 from memguard.gate.deciding import (
     Unit,
-    count_documents,
     find_documents_by_width,
     find_documents_for_rate,
     find_effective,
@@ -36,28 +35,25 @@ _MOST_NAMES = 6
 class Selected:
     """One place in the results table that a rule is about."""
 
-    metric: MetricRow | None
+    metric: MetricRow | None = None
     """None if the audit has no such metric."""
-    bucket: str | None
-    row: ResultRow | None
-    """The row with a value; None if it cannot be judged."""
-    why_not: str | None
-    """Why it cannot be judged; None if there is a row."""
+    bucket: str | None = None
+    why_not: str | None = None
+    """Why there is no row to look for; None if there should be one."""
 
 
-class NotThere(Exception):
-    """The audit lacks what a rule names; the message says what."""
+class NotJudged(Exception):
+    """What a rule names cannot be judged; the message says why."""
 
 
-def select_rows(rule: Rule, report: AuditReport) -> list[Selected]:
-    """Return the rows that a rule is about, at least one entry."""
+def select_places(rule: Rule, report: AuditReport) -> list[Selected]:
+    """Return the places that a rule is about, at least one entry."""
     try:
-        metrics = _find_metrics(rule, report)
-        buckets = _find_buckets(rule, report.tables)
-    except NotThere as reason:
-        return [Selected(metric=None, bucket=None, row=None, why_not=str(reason))]
+        metrics, buckets = _find_metrics(rule, report), _find_buckets(rule, report.tables)
+    except NotJudged as reason:
+        return [Selected(why_not=str(reason))]
     selected = [
-        _find_row(rule, metric, bucket, report)
+        Selected(metric=metric, bucket=bucket)
         for metric in metrics
         for bucket in buckets
         if _is_expected(metric, bucket, report.tables)
@@ -69,7 +65,7 @@ def select_rows(rule: Rule, report: AuditReport) -> list[Selected]:
     )
     where = f"it has rows of {_enumerate(places)}" if places else "it has no row at all"
     why_not = f"{rule.metric} has no row of {_enumerate(buckets)}: {where}"
-    return [Selected(metric=metrics[0], bucket=None, row=None, why_not=why_not)]
+    return [Selected(metric=metrics[0], why_not=why_not)]
 
 
 def _find_metrics(rule: Rule, report: AuditReport) -> list[MetricRow]:
@@ -78,7 +74,7 @@ def _find_metrics(rule: Rule, report: AuditReport) -> list[MetricRow]:
     if rule.metric == RISK:
         risks = [metric for metric in listed if metric.risk_rank is not None]
         if not risks:
-            raise NotThere("the audit has no extraction risk")
+            raise NotJudged("the audit has no extraction risk")
         return risks
     _check_probe(rule, report)
     named = [m for m in listed if m.metric == rule.metric and rule.probe in (None, m.probe)]
@@ -88,7 +84,7 @@ def _find_metrics(rule: Rule, report: AuditReport) -> list[MetricRow]:
         near = suggest_near(rule.metric, [*known, RISK, EPSILON, FINDINGS])
         not_run = [run.name for run in report.probe_runs if run.num_documents is None]
         and_not = f"; not run: {_enumerate(not_run)}" if not_run and not near else ""
-        raise NotThere(f"the audit has no metric '{rule.metric}'{of_probe}{near}{and_not}")
+        raise NotJudged(f"the audit has no metric '{rule.metric}'{of_probe}{near}{and_not}")
     if rule.parameters is None:
         return named
     wanted = _split(rule.parameters)
@@ -96,7 +92,7 @@ def _find_metrics(rule: Rule, report: AuditReport) -> list[MetricRow]:
     if not exact:
         known = [metric.parameters or "''" for metric in named]
         near = suggest_near(rule.parameters, known) or f"; it has {_enumerate(known)}"
-        raise NotThere(f"{rule.metric} has no parameters '{rule.parameters}' in the audit{near}")
+        raise NotJudged(f"{rule.metric} has no parameters '{rule.parameters}' in the audit{near}")
     return exact
 
 
@@ -106,11 +102,11 @@ def _check_probe(rule: Rule, report: AuditReport) -> None:
         return
     run = next((run for run in report.probe_runs if run.name == rule.probe), None)
     if run is not None and run.reason_not_run is not None:
-        raise NotThere(f"the probe {rule.probe} did not run: {run.reason_not_run}")
+        raise NotJudged(f"the probe {rule.probe} did not run: {run.reason_not_run}")
     known = [*(run.name for run in report.probe_runs), *(m.probe for m in report.tables.metrics)]
     if rule.probe not in known:
         near = suggest_near(rule.probe, known) or f"; it has {_enumerate(known)}"
-        raise NotThere(f"the audit has no probe '{rule.probe}'{near}")
+        raise NotJudged(f"the audit has no probe '{rule.probe}'{near}")
 
 
 def _find_buckets(rule: Rule, tables: Tables) -> list[str]:
@@ -118,7 +114,7 @@ def _find_buckets(rule: Rule, tables: Tables) -> list[str]:
     if rule.on == EVERY_TRAINED:
         trained = [row.bucket for row in tables.buckets if row.role in TRAINED_ROLES]
         if not trained:
-            raise NotThere("the audit has no trained bucket")
+            raise NotJudged("the audit has no trained bucket")
         return trained
     buckets = dict.fromkeys(row.bucket for row in tables.buckets)
     known = [*(buckets | dict.fromkeys(row.bucket for row in tables.results))]
@@ -126,10 +122,10 @@ def _find_buckets(rule: Rule, tables: Tables) -> list[str]:
         return [rule.on]
     if rule.on == "control":
         if tables.control is None:
-            raise NotThere("the audit has no control: no documents that were never trained")
+            raise NotJudged("the audit has no control: no documents that were never trained")
         return [tables.control.bucket]
     near = suggest_near(rule.on, [*known, EVERY_TRAINED]) or f"; it has {_enumerate(known)}"
-    raise NotThere(f"the audit has no bucket '{rule.on}'{near}")
+    raise NotJudged(f"the audit has no bucket '{rule.on}'{near}")
 
 
 def _is_expected(metric: MetricRow, bucket: str, tables: Tables) -> bool:
@@ -156,16 +152,12 @@ def _list_rows(metric: MetricRow, tables: Tables) -> list[ResultRow]:
     return tables.select(metric.probe, metric.metric, parameters=metric.parameters, step=None)
 
 
-def _find_row(rule: Rule, metric: MetricRow, bucket: str, report: AuditReport) -> Selected:
+def find_row(rule: Rule, metric: MetricRow, bucket: str, report: AuditReport) -> ResultRow:
+    """Return the row of a place, which has a value; `NotJudged` if it is lacking."""
     tables, against = report.tables, None if rule.above_base is None else "base"
-
-    def answer(row: ResultRow | None, why_not: str | None) -> Selected:
-        return Selected(metric=metric, bucket=bucket, row=row, why_not=why_not)
-
-    if (reason := _explain_model(rule, report)) is not None:
-        return answer(None, reason)
+    _check_model(rule, report)
     if rule.above_control is not None and tables.control is None:
-        return answer(None, "the audit has no control: no documents that were never trained")
+        raise NotJudged("the audit has no control: no documents that were never trained")
     statistic = rule.statistic or metric.statistic
     find = partial(
         tables.find,
@@ -184,25 +176,24 @@ def _find_row(rule: Rule, metric: MetricRow, bucket: str, report: AuditReport) -
     what = f"{metric.probe} {metric.metric} ({statistic})"
     if row is None:
         of_whom = "" if against is None else " against the base model"
-        return answer(None, f"the results table has no row of {what}{of_whom} on {bucket}")
+        raise NotJudged(f"the results table has no row of {what}{of_whom} on {bucket}")
     if not row.is_known:
-        return answer(None, f"not measured: {row.missing_because or 'no reason is recorded'}")
+        raise NotJudged(f"not measured: {row.missing_because or 'no reason is recorded'}")
     for name, other in others.items():
         if other is None or not other.is_known:
-            return answer(None, f"the results table has no value of {what} of the {name}")
-    return answer(row, None)
+            raise NotJudged(f"the results table has no value of {what} of the {name}")
+    return row
 
 
-def _explain_model(rule: Rule, report: AuditReport) -> str | None:
-    """Return why the audit cannot have rows of the model that a rule names."""
+def _check_model(rule: Rule, report: AuditReport) -> None:
+    """Check that the audit can have rows of the model that a rule names."""
     has_base = report.model.base is not None
     if not has_base and (rule.model == "base" or rule.above_base is not None):
-        return "the audit scored no base model"
+        raise NotJudged("the audit scored no base model")
     known = sorted({row.model for row in report.tables.results})
     if rule.model not in known:
         near = suggest_near(rule.model, known) or f"; it has {_enumerate(known)}"
-        return f"the audit has no rows of the model '{rule.model}'{near}"
-    return None
+        raise NotJudged(f"the audit has no rows of the model '{rule.model}'{near}")
 
 
 def _split(parameters: str) -> Sequence[str]:
@@ -215,10 +206,6 @@ def _enumerate(names: Iterable[str]) -> str:
 
 _ROUNDING = 1e-9
 """Largest difference between an interval of a file and the same one computed again."""
-
-
-class NoInterval(Exception):
-    """A row cannot be judged; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -284,14 +271,14 @@ def is_bounded(metric: MetricRow) -> bool:
 
 
 def measure_row(rule: Rule, metric: MetricRow, row: ResultRow) -> Measured:
-    """Return what a rule judges in a row; `NoInterval` if it has none or contradicts its counts."""
+    """Return what a rule judges in a row; `NotJudged` if it has none or contradicts its counts."""
     unit = Unit(is_share=is_share(metric), is_difference=row.against is not None)
     if rule.above_control is None:
         return _measure_value(row, unit)
     if row.minus_control is None:
-        raise NoInterval("the row has no difference from the control")
+        raise NotJudged("the row has no difference from the control")
     if row.minus_control_ci is None:
-        raise NoInterval(
+        raise NotJudged(
             f"its difference from the control, {row.minus_control:.4g}, has no interval, and the "
             "interval is what is judged"
         )
@@ -311,7 +298,7 @@ def measure_row(rule: Rule, metric: MetricRow, row: ResultRow) -> Measured:
 def _measure_value(row: ResultRow, unit: Unit) -> Measured:
     assert row.value is not None, "the row has a value"
     if row.ci is None or not row.interval:
-        raise NoInterval(
+        raise NotJudged(
             f"its value, {unit.write(row.value)} of {count_row(row)}, has no interval, and the "
             "interval is what is judged"
         )
@@ -335,27 +322,28 @@ def _measure_value(row: ResultRow, unit: Unit) -> Measured:
 
 def _check_order(low: float, value: float, high: float) -> None:
     if not low <= value <= high:
-        raise NoInterval(f"its interval, {low:.4g} to {high:.4g}, does not contain {value:.4g}")
+        raise NotJudged(f"its interval, {low:.4g} to {high:.4g}, does not contain {value:.4g}")
 
 
 def _check_counts(row: ResultRow) -> None:
     """Check that a rate and its interval are those of its counts."""
     if row.num_matched is None or not 0 <= row.num_matched <= row.num_documents:
-        raise NoInterval("it is a rate without its counts")
+        raise NotJudged("it is a rate without its counts")
     assert row.value is not None, "checked"
     assert row.ci is not None, "checked"
     if abs(row.value - row.num_matched / row.num_documents) > _ROUNDING:
-        raise NoInterval(f"its value, {row.value:.4g}, is not that of its counts")
+        raise NotJudged(f"its value, {row.value:.4g}, is not that of its counts")
     if row.interval != "clopper-pearson" or row.num_clusters is not None:
         return
     ends = compute_exact_interval(row.num_matched, row.num_documents, row.num_documents)
     if ends is None or max(abs(a - b) for a, b in zip(ends, row.ci, strict=True)) > _ROUNDING:
-        raise NoInterval("its interval is not that of its counts")
+        raise NotJudged("its interval is not that of its counts")
 
 
 def count_row(row: ResultRow) -> str:
-    """Return the counts of a row: ``26 of 39 documents (20 of 33 texts)``."""
-    counts = count_documents(row.num_matched, row.num_documents)
+    """Return the counts of a row: ``26 of 39 documents (20 of 33 texts)``; ``39 documents``."""
+    of = "" if row.num_matched is None else f"{row.num_matched:,} of "
+    counts = f"{of}{plural(row.num_documents, 'document')}"
     if row.num_clusters is None:
         return counts
     matched = "" if row.num_matched_clusters is None else f"{row.num_matched_clusters:,} of "

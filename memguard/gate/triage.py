@@ -101,14 +101,12 @@ def load_triage(path: Path) -> Triage:
     first: dict[str, int] = {}
     problems = []
     for index, entry in enumerate(accepted):
-        if entry.document in first:
-            place = document.locate(("accepted", index, "document"))
-            other = document.locate(("accepted", first[entry.document], "document"))
+        if (other := first.setdefault(entry.document, index)) < index:
+            place, there = (document.locate(("accepted", at, "document")) for at in (index, other))
             problems.append(
-                f"{place} 'accepted[{index}].document' is the same as at {other}: name each "
+                f"{place} 'accepted[{index}].document' is the same as at {there}: name each "
                 "document once"
             )
-        first.setdefault(entry.document, index)
     if problems:
         raise ConfigError(*problems)
     return Triage(accepted=accepted, text=document.text)
@@ -167,11 +165,7 @@ class NewAcceptance:
 def accept(audited: Audited, named: str, path: Path, **said: str | None) -> NewAcceptance:
     """Write the acceptance of a document into a triage file, which is made if there is none.
 
-    Args:
-        audited: the audit of which it came out.
-        named: its id, or its keyed hash or the start of it.
-        path: the file.
-        **said: by, reason, until.
+    ``named`` is its id, or its keyed hash or the start of it; ``said`` has by, reason and until.
     """
     text, ids = _find_document(audited, named)
     values = {"document": text, **said}

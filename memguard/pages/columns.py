@@ -25,7 +25,6 @@ from memguard.records import (
 
 Item = TypeVar("Item")
 """Subject of a row: a bucket, a setting, a finding."""
-Value = TypeVar("Value")
 Heading = str | tuple[str, str]
 """Text, or a pair of text and a second, smaller line."""
 Content = Cell | fmt.Estimate | int | str
@@ -201,11 +200,6 @@ def show_missing(reason: str) -> Cell:
     return show_name(fmt.NOT_AVAILABLE, reason)
 
 
-def show_known(value: Value | None, write: Callable[[Value], Content], reason: str) -> Content:
-    """Show a value, or the reason why there is none."""
-    return show_missing(reason) if value is None else write(value)
-
-
 def show_row(
     row: ResultRow | None,
     metric: MetricRow | None = None,
@@ -224,11 +218,11 @@ def show_row(
     if row is None:
         return show_missing(why_not or "not measured")
     unit = unit or ("" if metric is None else metric.unit)
+    decimals = _DECIMALS.get(unit, 3)
     if row.value is None:
         return _explain(row, why_not)
     if how == "plain":
         in_percent = row.statistic == "rate" or unit == "share"
-        decimals = _DECIMALS.get(unit, 3)
         return Cell(fmt.percent(row.value) if in_percent else fmt.number(row.value, decimals))
     if row.statistic == "rate":
         cell = _show_rate(row, row.value, how)
@@ -236,11 +230,9 @@ def show_row(
         is_share = unit in _IN_POINTS
         cell = make_cell(fmt.points(row) if is_share else fmt.difference(row))
     elif row.statistic in ("mean", "auc", "score"):
-        cell = make_cell(
-            fmt.share(row) if unit == "share" else fmt.interval(row, _DECIMALS.get(unit, 3))
-        )
+        cell = make_cell(fmt.share(row) if unit == "share" else fmt.interval(row, decimals))
     else:
-        cell = Cell(fmt.number(row.value, _DECIMALS.get(unit, 3)))
+        cell = Cell(fmt.number(row.value, decimals))
     few = "few documents" if is_few(row, metric) else ""
     return replace(cell, note="; ".join(filter(None, (cell.note, few, note))))
 

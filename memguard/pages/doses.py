@@ -7,7 +7,6 @@ from memguard.pages.columns import (
     Column,
     count_columns,
     make_table,
-    show_known,
     show_missing,
     show_name,
     tone_of_bucket,
@@ -195,6 +194,7 @@ def build_trends(report: AuditReport) -> Table | None:
     if not trends:
         return None
     doses = trends[0].doses or ()
+    no_p = show_missing("all rates are 0, or all are 1")
 
     def column_of_dose(number: int, dose: int) -> Column[TestRow]:
         def show_fitted(trend: TestRow) -> Cell | str:
@@ -205,12 +205,13 @@ def build_trends(report: AuditReport) -> Table | None:
         return Column((f"{dose:,}", "control" if dose == 0 else "repetitions"), show_fitted)
 
     columns: tuple[Column[TestRow], ...] = (
-        Column(("Rate", "monotone fit"), lambda t: _name(t.metric)),
+        Column(
+            ("Rate", "monotone fit"),
+            lambda t: fmt.clean_name(t.metric.replace("_", "-"), 40).capitalize(),
+        ),
         *(column_of_dose(number, dose) for number, dose in enumerate(doses)),
         Column(("z", "trend"), lambda t: fmt.number(t.statistic, 2)),
-        Column(
-            ("p", "trend"), lambda t: show_known(t.p_value, fmt.p, "all rates are 0, or all are 1")
-        ),
+        Column(("p", "trend"), lambda t: no_p if t.p_value is None else fmt.p(t.p_value)),
     )
     shown = [trend for trend in trends if (trend.doses or ()) == doses]
     return make_table(
@@ -224,10 +225,6 @@ def build_trends(report: AuditReport) -> Table | None:
         ),
         compact=True,
     )
-
-
-def _name(metric: str) -> str:
-    return fmt.clean_name(metric.replace("_", "-"), 40).capitalize()
 
 
 def build_copies(report: AuditReport) -> Table | None:

@@ -7,7 +7,7 @@ attacks, and is drawn from the rows of whichever of them ran. An attack is any p
 answers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -254,28 +254,16 @@ def _build_rates(report: AuditReport, attacks: Sequence[Attack], has_cost: bool)
     """Build the table of rates by greedy decoding, attack cost and each attack."""
     tables = report.tables
 
-    def column_of_cost(
-        heading: Heading, show: Callable[[str, str], Cell], metric: str, **key: Any
-    ) -> Column[BucketRow]:
-        def show_cost(bucket: str, model: str) -> Cell:
-            row = tables.find("sampling", metric, bucket, model=model, **key)
-            if row is not None and not row.num_documents:
-                return show_missing("no documents")
-            return show_missing("not measured") if row is None else show(bucket, model)
+    def column_of_cost(heading: Heading, metric: str, **key: str) -> Column[BucketRow]:
+        def show(bucket: BucketRow, model: str = "trained") -> Cell:
+            row = tables.find("sampling", metric, bucket.bucket, model=model, **key)
+            if row is None or not row.num_documents:
+                return show_missing("not measured" if row is None else "no documents")
+            if row.statistic == "median":
+                return _show_spread(tables, row)
+            return show_row(row, how="narrow")
 
-        return Column(
-            heading, lambda b: show_cost(b.bucket, "trained"), lambda b: show_cost(b.bucket, "base")
-        )
-
-    def column_of_within(heading: Heading, metric: str, **key: str) -> Column[BucketRow]:
-        return column_of_cost(
-            heading,
-            lambda bucket, model: show_row(
-                tables.find("sampling", metric, bucket, model=model, **key), how="narrow"
-            ),
-            metric,
-            **key,
-        )
+        return Column(heading, show, lambda bucket: show(bucket, "base"))
 
     def column_of_attack(attack: Attack) -> Column[BucketRow]:
         return Column(attack.heading, lambda b: _show_attacked(tables, attack, b.bucket))
@@ -291,18 +279,13 @@ def _build_rates(report: AuditReport, attacks: Sequence[Attack], has_cost: bool)
         ),
     ]
     if has_cost:
-        spread = column_of_cost(
-            ("Attack cost", f"median (10–90{fmt.PERCENT})"),
-            lambda bucket, model: _show_spread(tables, bucket, model),
-            "log10_queries",
-            statistic="median",
-        )
+        spread = ("Attack cost", f"median (10–90{fmt.PERCENT})")
         key = {"parameters": write_parameters({"queries": _QUERIES})}
         columns += [
-            spread,
-            column_of_within((f"Within {_QUERIES:,}", "queries"), "within_queries", **key),
-            column_of_within(("Within the limit", "of queries"), "within_limit"),
-            column_of_within(("Beyond the limit", "else it depends"), "beyond_limit"),
+            column_of_cost(spread, "log10_queries", statistic="median"),
+            column_of_cost((f"Within {_QUERIES:,}", "queries"), "within_queries", **key),
+            column_of_cost(("Within the limit", "of queries"), "within_limit"),
+            column_of_cost(("Beyond the limit", "else it depends"), "beyond_limit"),
         ]
     columns += map(column_of_attack, attacks)
     return bucket_table(
@@ -314,12 +297,11 @@ def _build_rates(report: AuditReport, attacks: Sequence[Attack], has_cost: bool)
     )
 
 
-def _show_spread(tables: Tables, bucket: str, model: str) -> Cell:
-    low, median, high = (
-        _find_cost(tables, bucket, statistic, model=model) for statistic in ("q10", "median", "q90")
-    )
-    if median is None or median.num_documents < MIN_FOR_QUANTILES:
+def _show_spread(tables: Tables, median: ResultRow) -> Cell:
+    bucket, model = median.bucket, median.model
+    if median.num_documents < MIN_FOR_QUANTILES:
         return show_missing(f"fewer than {MIN_FOR_QUANTILES} documents")
+    low, high = (_find_cost(tables, bucket, name, model=model) for name in ("q10", "q90"))
     never = tables.find("sampling", "never", bucket, model=model)
     count = 0 if never is None else never.num_matched or 0
     return Cell(

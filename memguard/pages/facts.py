@@ -50,7 +50,8 @@ def describe_probes(report: AuditReport) -> tuple[Fact, ...]:
             detail=_describe_settings(run, settings.get(run.name, {}))
             + (_name_missing_scores(report) if run.name == "membership" else ""),
         )
-        for run in _list_ran(report)
+        for run in report.probe_runs
+        if run.num_documents is not None
     )
 
 
@@ -58,31 +59,19 @@ def describe_not_run(report: AuditReport) -> tuple[Fact, ...]:
     """List the probes of the suite that did not run, each with its reason."""
     return tuple(
         Fact(fmt.clean_name(run.name), "not run", detail=_explain(run))
-        for run in _list_not_run(report)
+        for run in report.probe_runs
+        if run.num_documents is None
     )
 
 
 def write_ran(report: AuditReport) -> str:
     """List the probes that ran: ``extraction (80 documents), canaries (32 canaries)``."""
-    ran = [f"{fmt.clean_name(run.name)} ({_count_documents(run)})" for run in _list_ran(report)]
-    return ", ".join(ran) or "none"
+    return ", ".join(f"{fact.term} ({fact.value})" for fact in describe_probes(report)) or "none"
 
 
 def write_not_run(report: AuditReport) -> str:
     """List the probes of the suite that did not run, with their reasons; "" if all ran."""
-    return "; ".join(
-        f"{fmt.clean_name(run.name)} ({_explain(run)})" for run in _list_not_run(report)
-    )
-
-
-def _list_ran(report: AuditReport) -> list[ProbeRun]:
-    """Return the probes that ran, in the order of the suite."""
-    return [run for run in report.probe_runs if run.num_documents is not None]
-
-
-def _list_not_run(report: AuditReport) -> list[ProbeRun]:
-    """Return the probes that did not run, in the order of the suite."""
-    return [run for run in report.probe_runs if run.num_documents is None]
+    return "; ".join(f"{fact.term} ({fact.detail})" for fact in describe_not_run(report))
 
 
 def _count_documents(run: ProbeRun) -> str:

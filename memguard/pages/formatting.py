@@ -34,11 +34,9 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?")
 
 
 def clean_text(text: str, limit: int = SENTENCE_LIMIT) -> str:
-    """Return ``text`` on one line, cut in its middle, with control characters spelled out.
+    """Return any text on one line, cut in its middle, with control characters spelled out.
 
-    Args:
-        text: any text; it may contain lone surrogates.
-        limit: maximum number of characters, including the ellipsis; a replaced one counts once.
+    ``limit`` counts the ellipsis, and a replaced character once.
     """
     if len(text) > limit:
         tail = limit // 3
@@ -257,11 +255,8 @@ def interval(interval: Valued | None, decimals: int = 3) -> Estimate:
     """Format an estimate and its interval."""
     estimate = _estimate(interval, lambda value: number(value, decimals), "–")
     # A dash next to a minus sign reads as another minus.
-    return (
-        replace(estimate, interval=estimate.interval.replace("–", " to "))
-        if MINUS in estimate.interval
-        else estimate
-    )
+    joint = " to " if MINUS in estimate.interval else "–"
+    return replace(estimate, interval=estimate.interval.replace("–", joint))
 
 
 def difference(interval: Valued | None, decimals: int = 3) -> Estimate:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from memguard.errors import plural
 from memguard.pages import formatting as fmt
 from memguard.pages.columns import Column, make_table, show_name
 from memguard.pages.page import Cell, Fact, GateHead, Notice, PageColour, Table
@@ -73,8 +74,7 @@ def count_outcomes(result: GateResult) -> str:
     parts = [
         f"{counts[name]:,} {OUTCOME_NAMES[name].lower()}" for name in EXIT_CODES if counts[name]
     ]
-    total = len(result.judgements)
-    return f"{total:,} judgement{'' if total == 1 else 's'}: {', '.join(parts) or 'none'}"
+    return f"{plural(len(result.judgements), 'judgement')}: {', '.join(parts) or 'none'}"
 
 
 def describe_judgement(
@@ -144,8 +144,8 @@ def write_acceptances(result: GateResult) -> str:
     if result.num_findings is None:
         findings = "The documents that came out could not be counted."
     else:
-        plural = "" if result.num_findings == 1 else "s"
-        findings = f"{result.num_findings or 'No'} document{plural} came out."
+        ending = "" if result.num_findings == 1 else "s"
+        findings = f"{result.num_findings or 'No'} document{ending} came out."
     states = Counter(accepted.state for accepted in result.accepted)
     if not states:
         return f"{findings} None was accepted by a person."

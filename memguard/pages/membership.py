@@ -13,21 +13,10 @@ from memguard.pages import formatting as fmt
 from memguard.pages.facts import explain_absence
 from memguard.pages.page import Cell, Notice, Section, Table
 from memguard.pages.pivot import ResultColumn, pivot
-from memguard.pages.roc import build_roc
+from memguard.pages.roc import build_roc, name_score, read_score
 from memguard.records import BLIND, MEMBERS, AuditReport, ResultRow, Tables, write_parameters
 
 _AUC, _TPR = "auc", "tpr"
-_NAMES = {
-    "loss": "Loss",
-    "loss_minus_base": "Loss minus base",
-    "min_k": f"Min-K{fmt.PERCENT}",
-    "min_k_plus_plus": f"Min-K{fmt.PERCENT}++",
-    "zlib": "zlib",
-    "lowercase": "Lower case",
-    "reference": "Reference model",
-    "recall": "ReCaLL",
-    BLIND: "Blind",
-}
 _BLIND_NOTES = (
     "Detects distribution shift: a cross-fitted classifier that sees the words only. If its "
     "interval is above 0.5, trained and control documents are different kinds of text, and the "
@@ -59,7 +48,7 @@ def build_membership(report: AuditReport) -> Section:
         key="membership",
         title="Membership inference",
         lead=(write_membership_note(report),),
-        figure=build_roc(report, rows, name_score),
+        figure=build_roc(report, rows),
         tables=tuple(tables),
     )
 
@@ -67,16 +56,6 @@ def build_membership(report: AuditReport) -> Section:
 def list_aucs(tables: Tables) -> list[ResultRow]:
     """Return the AUC of each score of a report, the blind baseline's last."""
     return tables.select("membership", _AUC, setting=None, model="trained", bucket=MEMBERS)
-
-
-def read_score(row: ResultRow) -> str:
-    """Return the name of the score that an AUC is of."""
-    return row.parameters.removeprefix("score=")
-
-
-def name_score(score: str) -> str:
-    """Return the display name of a membership score."""
-    return _NAMES.get(score, fmt.clean_name(score, 40))
 
 
 def judge_score(row: ResultRow) -> str:

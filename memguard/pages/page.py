@@ -75,7 +75,6 @@ class Fact:
     _: KW_ONLY
     detail: str = ""
     code: bool = False
-    audience: Audience = "owner"
 
 
 @dataclass(frozen=True, slots=True)

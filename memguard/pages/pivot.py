@@ -69,10 +69,8 @@ class ResultColumn:
         metric = tables.find_metric(self.probe, self.metric, parameters)
         row = self.find(tables, **key)
         if self.minus_control:
-            control = tables.control
-            beside = None
-            if control is not None:
-                beside = self.find(tables, **{**key, "bucket": control.bucket})
+            bucket = None if tables.control is None else tables.control.bucket
+            beside = None if bucket is None else self.find(tables, **{**key, "bucket": bucket})
             return show_minus_control(row, beside, metric)
         note = ""
         if self.base == "note":
@@ -150,13 +148,7 @@ def bucket_table(
 ) -> Table:
     """Make a table with a row for each bucket, followed by the base model's row if it was scored.
 
-    Args:
-        report: record with the buckets.
-        caption: text above the table.
-        columns: all columns except the first one, which names the buckets.
-        base_detail: text below the name of the base model.
-        notes: sentences below the rows.
-        compact: whether to use a small font.
+    The column that names the buckets is added; ``base_detail`` stands below the base model's name.
     """
     head: Column[BucketRow] = Column(
         "Bucket", lambda b: name_bucket(b, report), lambda b: show_name("Base model", base_detail)

@@ -11,13 +11,24 @@ The curves are read from the report's details, which contain ranks only.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from memguard.pages import formatting as fmt
 from memguard.pages.columns import Column, make_table, show_missing
 from memguard.pages.page import Cell, Figure, Line, Point, RocChart, Table
 from memguard.records import BLIND, MEMBERS, AuditReport, ResultRow, RocCurve, write_parameters
 
+_NAMES = {
+    "loss": "Loss",
+    "loss_minus_base": "Loss minus base",
+    "min_k": f"Min-K{fmt.PERCENT}",
+    "min_k_plus_plus": f"Min-K{fmt.PERCENT}++",
+    "zlib": "zlib",
+    "lowercase": "Lower case",
+    "reference": "Reference model",
+    "recall": "ReCaLL",
+    BLIND: "Blind",
+}
 ROC = "roc"
 """Name of the curves in the detail of the membership probe."""
 MIN_TO_DRAW = 10
@@ -29,18 +40,26 @@ _TICK_DISTANCE = 0.17
 """Minimum distance between the first label of an axis and the next, as a share of the axis."""
 
 
-def build_roc(
-    report: AuditReport, aucs: Sequence[ResultRow], name: Callable[[str], str]
-) -> Figure | None:
+def read_score(row: ResultRow) -> str:
+    """Return the name of the score that an AUC is of."""
+    return row.parameters.removeprefix("score=")
+
+
+def name_score(score: str) -> str:
+    """Return the display name of a membership score."""
+    return _NAMES.get(score, fmt.clean_name(score, 40))
+
+
+def build_roc(report: AuditReport, aucs: Sequence[ResultRow]) -> Figure | None:
     """Build the figure; None without a curve of at least ten documents of either kind."""
     curves = _choose_curves(report, aucs)
     if not curves:
         return None
     least = 1 / max(curve.num_control for curve in curves)
     shares = (least, *(share for share in _SHARES if share > least * (1 + 1e-9)))
-    table = _build_table(curves, shares, name)
-    first, marks = curves[0], _list_marks(report, curves[0])
-    others = "; ".join(_describe(curve, shares, name) for curve in curves)
+    table = _build_table(curves, shares)
+    marks = _list_marks(report, curves[0])
+    others = "; ".join(_describe(curve, shares) for curve in curves)
     return Figure(
         key="roc",
         title="True against false positives",
@@ -51,7 +70,7 @@ def build_roc(
             ticks=_list_ticks(least),
             lines=tuple(
                 Line(
-                    label=_name(curve, name),
+                    label=_name(curve),
                     style="blind" if curve.score == BLIND else str(number),
                     points=_list_points(curve),
                 )
@@ -61,7 +80,7 @@ def build_roc(
             x_label="false-positive rate (control documents)",
             y_label="true-positive rate (trained)",
         ),
-        caption=_write_caption(report, first, len(curves), name, has_marks=bool(marks)),
+        caption=_write_caption(report, curves, has_marks=bool(marks)),
         table=table,
     )
 
@@ -75,11 +94,7 @@ def _choose_curves(report: AuditReport, aucs: Sequence[ResultRow]) -> list[RocCu
         for curve in read
         if min(curve.num_members, curve.num_control) >= MIN_TO_DRAW
     }
-    distance = {
-        row.parameters.removeprefix("score="): abs(row.value - 0.5)
-        for row in aucs
-        if row.value is not None
-    }
+    distance = {read_score(row): abs(row.value - 0.5) for row in aucs if row.value is not None}
     first = report.verdict.membership.score
     others = [score for score in curves if score not in (first, BLIND)]
     # Sorting is stable: equal distances stay in the order of the suite.
@@ -132,24 +147,22 @@ def _find_matched(curve: RocCurve, share: float) -> int | None:
     return max((matched for count, matched in pairs if 0 < count <= allowed), default=None)
 
 
-def _name(curve: RocCurve, name: Callable[[str], str]) -> str:
+def _name(curve: RocCurve) -> str:
     """Return the name of a curve outside the table of the scores."""
-    return f"{name(curve.score)} baseline" if curve.score == BLIND else name(curve.score)
+    return f"{name_score(curve.score)}{' baseline' if curve.score == BLIND else ''}"
 
 
-def _describe(curve: RocCurve, shares: Sequence[float], name: Callable[[str], str]) -> str:
+def _describe(curve: RocCurve, shares: Sequence[float]) -> str:
     known = [(share, _find_matched(curve, share)) for share in shares]
     counts = ", ".join(
         f"{fmt.of(matched, curve.num_members)} at {_write_share(share)}"
         for share, matched in known
         if matched is not None
     )
-    return f"{_name(curve, name)}: {counts}"
+    return f"{_name(curve)}: {counts}"
 
 
-def _build_table(
-    curves: Sequence[RocCurve], shares: Sequence[float], name: Callable[[str], str]
-) -> Table:
+def _build_table(curves: Sequence[RocCurve], shares: Sequence[float]) -> Table:
     def column_of(curve: RocCurve) -> Column[float]:
         def show(share: float) -> Cell:
             matched = _find_matched(curve, share)
@@ -157,7 +170,7 @@ def _build_table(
                 return show_missing("too few control documents")
             return Cell(fmt.count(matched), detail=fmt.percent(matched / curve.num_members))
 
-        return Column((_name(curve, name), f"of {curve.num_members:,}"), show)
+        return Column((_name(curve), f"of {curve.num_members:,}"), show)
 
     head: Column[float] = Column(("FPR", "control, at most"), _write_share)
     return make_table(
@@ -165,14 +178,8 @@ def _build_table(
     )
 
 
-def _write_caption(
-    report: AuditReport,
-    first: RocCurve,
-    num_curves: int,
-    name: Callable[[str], str],
-    *,
-    has_marks: bool,
-) -> str:
+def _write_caption(report: AuditReport, curves: Sequence[RocCurve], *, has_marks: bool) -> str:
+    first, score = curves[0], name_score(curves[0].score)
     parts = [
         "Share of trained documents against the share of control documents above a threshold. "
         f"Both axes are logarithmic and begin at one of {first.num_control:,} control documents; "
@@ -181,12 +188,12 @@ def _write_caption(
     ]
     if has_marks:
         parts.append(
-            f"Vertical lines are 95{fmt.PERCENT} intervals of '{name(first.score)}', which include "
+            f"Vertical lines are 95{fmt.PERCENT} intervals of '{score}', which include "
             "the error of the threshold."
         )
-    if num_curves > 1 and first.score == report.verdict.membership.score:
+    if len(curves) > 1 and first.score == report.verdict.membership.score:
         parts.append(
-            f"'{name(first.score)}' is the score of the verdict; of the others, at most two are "
+            f"'{score}' is the score of the verdict; of the others, at most two are "
             "drawn: those with an AUC furthest from 0.5."
         )
     parts.append(f"{first.num_members:,} trained and {first.num_control:,} control documents.")

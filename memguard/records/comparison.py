@@ -291,23 +291,19 @@ class Comparison(SealedRecord):
         own = [run for run in self.runs if run.setting == setting]
         return [run for run in own if not shared or run.seed in shared]
 
-    def mean_utility(self, setting: str, model: UtilityModel = "trained") -> float | None:
+    def find_mean(
+        self, utility: Utility, setting: str, model: UtilityModel = "trained"
+    ) -> float | None:
         """Return the mean utility of a setting, or of its base model, over `list_compared`."""
-        if not self.utility.is_task:
-            return self.mean_loss(setting, model)
-        key = {"parameters": name_task(self.utility.name), "setting": setting, "model": model}
-        rows = (
-            self.tables.find(UTILITY, self.utility.metric, ITEMS, seed=run.seed, **key)
-            for run in self.list_compared(setting)
-        )
+        rows = [self.find_loss(run, model) for run in self.list_compared(setting)]
+        if utility.is_task:
+            key = {"parameters": name_task(utility.name), "setting": setting, "model": model}
+            rows = [
+                self.tables.find(UTILITY, utility.metric, ITEMS, seed=run.seed, **key)
+                for run in self.list_compared(setting)
+            ]
         values = [row.value for row in rows if row is not None and row.value is not None]
         return statistics.fmean(values) if values else None
-
-    def mean_loss(self, setting: str, model: str = "trained") -> float | None:
-        """Return the mean loss of a setting, or of its base model, over `list_compared`."""
-        rows = (self.find_loss(run, model) for run in self.list_compared(setting))
-        losses = [row.value for row in rows if row is not None and row.value is not None]
-        return statistics.fmean(losses) if losses else None
 
     def find_loss(self, run: ComparedRun, model: str = "trained") -> ResultRow | None:
         """Return the loss on held-out documents of a run (nats a token), or of its base model."""

@@ -91,8 +91,11 @@ class SealedFiles:
         ]
 
 
+@dataclass(frozen=True, slots=True)
 class SealedFolder:
     """A folder whose stages sealed their files."""
+
+    path: Path
 
     def stages(self, *names: Stage) -> Iterator[SealedFiles | Damage]:
         """Yield the files of stages; a `Damage` in place of a record that cannot be read."""
@@ -111,11 +114,8 @@ class SealedFolder:
         ]
 
 
-@dataclass(frozen=True, slots=True)
 class RunFiles(SealedFolder):
     """The folder of a run."""
-
-    path: Path
 
     def stages(self, *names: Stage) -> Iterator[SealedFiles | Damage]:
         """Yield the files of stages in the order of ``names``; none of a stage to come."""
@@ -204,11 +204,8 @@ _STAGES: Final[Mapping[Stage, Callable[[Path], Iterator[SealedFiles | Damage]]]]
 }
 
 
-@dataclass(frozen=True, slots=True)
 class CheckpointFolder(SealedFolder):
     """The folder of one checkpoint, named by its step; an unlisted file is damage."""
-
-    path: Path
 
     def stages(self, *names: Stage) -> Iterator[SealedFiles | Damage]:
         """Yield the files of the checkpoint."""
@@ -227,11 +224,8 @@ class CheckpointFolder(SealedFolder):
         yield _list_flat(self.path, manifest.files, record=CHECKPOINT_MANIFEST)
 
 
-@dataclass(frozen=True, slots=True)
 class AuditFolder(SealedFolder):
     """The folder of an audit. The model card of its run is shown as one of `CARDS`."""
-
-    path: Path
 
     def stages(self, *names: Stage) -> Iterator[SealedFiles | Damage]:
         """Yield the files of the audit, and the card."""
@@ -251,7 +245,6 @@ class AuditFolder(SealedFolder):
 class GateFolder(SealedFolder):
     """The folder of a gate's result."""
 
-    path: Path
     audit: Path
     """Folder of the audit that it belongs to."""
 

@@ -198,14 +198,11 @@ def _find_temporary_folders(parent: Path) -> dict[Path, str]:
     inside: list[Path] = []
     with contextlib.suppress(OSError):  # There is no such folder, or it may not be listed.
         inside = sorted(parent.iterdir())
-    matches = [
-        (path, re.fullmatch(rf"{re.escape(TEMPORARY)}(.+)\.[0-9a-f]{{8}}", path.name))
-        for path in inside
-    ]
+    pattern = re.compile(rf"{re.escape(TEMPORARY)}(.+)\.[0-9a-f]{{8}}")
     return {
         path: match[1]
-        for path, match in matches
-        if match is not None and path.is_dir() and not path.is_symlink()
+        for path in inside
+        if (match := pattern.fullmatch(path.name)) and path.is_dir() and not path.is_symlink()
     }
 
 

@@ -225,11 +225,6 @@ class ResultRow:
         """Of a rate: the documents that match, and all."""
         return self.num_matched or 0, self.num_documents
 
-    @property
-    def num_unmatched(self) -> int:
-        """Documents of a rate that do not match."""
-        return self.num_documents - (self.num_matched or 0)
-
 
 KEY_FIELDS = tuple(field.name for field in fields(ResultRow))[:NUM_KEY_FIELDS]
 
@@ -261,10 +256,9 @@ def fill_row(
                 num_clusters=estimate.texts.num_texts,
                 num_matched_clusters=estimate.texts.num_matched,
             )
-    value = estimate.rate if isinstance(estimate, Rate) else estimate
-    ci = None if estimate is None or isinstance(estimate, int | float) else estimate.ci
-    if isinstance(value, Interval):
-        value = value.value
+    ci = estimate.ci if isinstance(estimate, Rate | Interval) else None
+    value = estimate.value if isinstance(estimate, Interval) else estimate
+    value = value.rate if isinstance(value, Rate) else value
     if value is None:
         return replace(row, missing_because=why_not)
     if minus_control is not None:

@@ -177,9 +177,6 @@ class DetailRow:
     value: Mapping[str, Any]
 
 
-RowT = TypeVar("RowT", ResultRow, MetricRow, BucketRow, TestRow, DetailRow)
-
-
 def to_columns(rows: Sequence[Any], kind: type[Any]) -> dict[str, list[Any]]:
     """Return rows of one kind as columns; one of results that is all default is left out."""
     columns = {field.name: [getattr(row, field.name) for row in rows] for field in fields(kind)}
@@ -289,13 +286,16 @@ class Tables(Record):
         return next((row.value for row in self.details if (row.probe, row.model) == place), None)
 
     def is_gain(self, change: ResultRow) -> bool:
-        """Return whether a change of token accuracy from the base model was caused by training.
+        """Return whether training taught a bucket token accuracy, with none of it extracted.
 
-        It must be above 0 by more than its interval. The blind baseline must not separate trained
-        documents from the control, because the control then does not show what other training
-        would have added.
+        The change from the base model must be above 0, and above that of the control, by more than
+        its interval. The blind baseline must not separate trained documents from the control,
+        because the control then does not show what other training would have added.
         """
-        if change.ci is None or change.ci[0] <= 0:
+        if change.ci is None or change.ci[0] <= 0 or (change.minus_control_low or 0.0) <= 0:
+            return False
+        rates = self.risks(change.bucket, setting=change.setting, seed=change.seed).values()
+        if any(rate.num_matched for rate in rates):
             return False
         blind = self.find(
             "membership",

@@ -34,10 +34,4 @@ def shorten_paths(text: str) -> str:
 
     Records are handed to other people.
     """
-    return _ABSOLUTE.sub(lambda match: shorten_path(match[0].strip()), text)
-
-
-def shorten_path(path: str) -> str:
-    """Return the last two parts of an absolute path; relative paths do not change."""
-    parts = PurePath(path).parts
-    return "/".join(parts[1:][-2:]) if PurePath(path).is_absolute() else path
+    return _ABSOLUTE.sub(lambda path: "/".join(PurePath(path[0].strip()).parts[1:][-2:]), text)

@@ -140,11 +140,8 @@ def _collect_notices(report: AuditReport) -> tuple[Notice, ...]:
 
 def _name_trained(report: AuditReport) -> str:
     """Name the trained documents that the verdict counts: ``Trained 64 times``, if it is known."""
-    verdict = report.verdict
-    bucket = (
-        verdict.test.bucket if verdict.test is not None and verdict.reason == "control" else None
-    )
-    row = report.tables.find_bucket(bucket)
+    test = report.verdict.test if report.verdict.reason == "control" else None
+    row = None if test is None else report.tables.find_bucket(test.bucket)
     if row is None or row.num_repetitions is None or not report.dose_response:
         return "Trained"
     return f"Trained {fmt.times(row.num_repetitions)}"
@@ -272,15 +269,10 @@ def _build_public(report: AuditReport) -> Section:
     return Section(
         key="public",
         title="Memorization audit",
-        lead=tuple(
-            filter(
-                None,
-                (
-                    _write_verdict(report.verdict),
-                    _write_membership(report.verdict),
-                    _write_canaries(report),
-                ),
-            )
+        lead=(
+            _write_verdict(report.verdict),
+            _write_membership(report.verdict),
+            *_write_canaries(report),
         ),
         brief=(Fact("", f"Measured by memguard {version} on weights '{weights}'.", code=True),),
         tables=(_build_roles(report),),
@@ -321,18 +313,17 @@ def _write_membership(verdict: Verdict) -> str:
     return f"{badge.title}: {badge.state} ({numbers})."
 
 
-def _write_canaries(report: AuditReport) -> str:
-    """Count the secrets that were extracted, which no table of documents has; "" without any."""
+def _write_canaries(report: AuditReport) -> Iterator[str]:
+    """Count the secrets that were extracted, which no table of documents has."""
     trained, references = (
         report.tables.find("canaries", "verbatim", bucket, statistic="rate")
         for bucket in (SECRETS, REFERENCE_SECRETS)
     )
-    if trained is None or references is None or not (trained.is_known and references.is_known):
-        return ""
-    return (
-        f"Random secrets extracted: {fmt.counts(trained)} trained ones, and "
-        f"{fmt.counts(references)} that were never trained."
-    )
+    if trained and references and trained.is_known and references.is_known:
+        yield (
+            f"Random secrets extracted: {fmt.counts(trained)} trained ones, and "
+            f"{fmt.counts(references)} that were never trained."
+        )
 
 
 def _write_coverage(report: AuditReport) -> str:

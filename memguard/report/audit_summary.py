@@ -268,11 +268,8 @@ def find_learned(report: AuditReport) -> list[ResultRow]:
     """
     learned = []
     for bucket in report.tables.buckets:
-        risks = report.tables.risks(bucket.bucket).values()
-        if bucket.role != "trained" or any(row.num_matched for row in risks):
-            continue
         gain = report.tables.find("extraction", "token_accuracy", bucket.bucket, against="base")
-        if gain is not None and report.tables.is_gain(gain) and (gain.minus_control_low or 0.0) > 0:
+        if bucket.role == "trained" and gain is not None and report.tables.is_gain(gain):
             learned.append(gain)
     return learned
 

@@ -189,8 +189,6 @@ def _style(name: str) -> dict[str, Any]:
 
 
 def _draw_lines(chart: LineChart, key: str) -> str:
-    legend_rows = _count_legend_rows(chart.lines)
-
     def paint(figure: Any) -> None:
         axes = figure.add_subplot()
         set_percent_axis(axes, chart.y_label)
@@ -207,7 +205,7 @@ def _draw_lines(chart: LineChart, key: str) -> str:
         handles = [_draw_line(axes, line) for line in chart.lines]
         _draw_legend(figure, chart.lines, handles)
 
-    height = _BODY + _LEGEND_ROW * legend_rows + 20
+    height = _BODY + _LEGEND_ROW * _count_legend_rows(chart.lines) + 20
     return draw_svg(key, height, chart.description, paint)
 
 

@@ -6,7 +6,7 @@ from memguard.pages import formatting as fmt
 from memguard.pages.columns import Column, show_minus_control, show_name
 from memguard.pages.page import ComparisonPage, Fact, Table
 from memguard.pages.pivot import ResultColumn, pivot
-from memguard.records import ComparedRun, Comparison, MetricRow, ResultRow, Tables
+from memguard.records import ComparedRun, Comparison, MetricRow
 from memguard.report import seed_means as means
 from memguard.report.comparison_front import build_front, build_trends, list_sentences
 from memguard.report.comparison_paired import build_paired, build_paired_canaries
@@ -92,7 +92,7 @@ def _describe_learned(comparison: Comparison) -> tuple[str, ...]:
         (row.setting, row.seed, row.bucket): row
         for row in tables.select("extraction", "token_accuracy", against="base")
     }
-    gains = [row for row in changes.values() if _is_gain(row, tables)]
+    gains = [row for row in changes.values() if tables.is_gain(row)]
     if not gains:
         return ()
     gain = max(gains, key=lambda row: row.minus_control or 0.0)
@@ -107,13 +107,6 @@ def _describe_learned(comparison: Comparison) -> tuple[str, ...]:
         f"teacher-forced token accuracy by {shown.text} more than that of the control "
         f"({interval}): 0{fmt.PERCENT} extracted does not mean that nothing was learned from them.",
     )
-
-
-def _is_gain(row: ResultRow, tables: Tables) -> bool:
-    """Return whether training raised a token accuracy beyond the control, with none extracted."""
-    rates = tables.risks(row.bucket, setting=row.setting, seed=row.seed).values()
-    is_beyond = (row.minus_control_low or 0.0) > 0
-    return tables.is_gain(row) and is_beyond and not any(rate.num_matched for rate in rates)
 
 
 _SHOWN = 12

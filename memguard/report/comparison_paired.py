@@ -6,7 +6,7 @@ from memguard.pages import formatting as fmt
 from memguard.pages.columns import Column, Content, make_table, show_missing, show_name, show_row
 from memguard.pages.page import Cell, Table
 from memguard.records import MIN_FOR_MEANS, SECRETS, Comparison, ResultRow, TestRow
-from memguard.report.seed_means import list_doses, name_dose
+from memguard.report.seed_means import list_doses, name_dose, name_first
 
 _NAME_LIMIT = 24
 
@@ -89,17 +89,13 @@ def _build(
     shown = [row for row in rows if (row.seed, rank(row)) == first]
     rest = sorted((row for row in rows if row not in shown), key=rank, reverse=True)
     return make_table(
-        f"Paired with '{_name_first(comparison)}', same {what}",
+        f"Paired with '{name_first(comparison, _NAME_LIMIT)}', same {what}",
         columns,
         [*shown, *rest],
         shown=len(shown),
         more_label=f"Show the other {others}",
         notes=notes,
     )
-
-
-def _name_first(comparison: Comparison) -> str:
-    return fmt.clean_name(comparison.runs[0].setting, _NAME_LIMIT)
 
 
 def _name_setting(row: ResultRow, seeds: bool) -> str:
@@ -122,7 +118,7 @@ def _list_counts(comparison: Comparison, words: str, metric: str) -> list[Column
 
         return Column((heading, words), show)
 
-    first = _name_first(comparison)
+    first = name_first(comparison, _NAME_LIMIT)
     return [
         column(f"Extracted only under '{first}'", lambda test: fmt.count(test.num_only_against)),
         column("Extracted only under this setting", lambda test: fmt.count(test.num_only_here)),

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from memguard.pages import formatting as fmt
 from memguard.pages.columns import Column, Content, Heading, make_table, show_name
 from memguard.pages.extraction_cost import Attack, list_attacks, write_attack_notes
-from memguard.pages.membership import name_score
 from memguard.pages.page import Cell, Section, Table
+from memguard.pages.roc import name_score, read_score
 from memguard.records import BLIND, ComparedRun, Comparison, ResultRow
-from memguard.records.comparison import MOST_SENTENCES
+from memguard.records.comparison import HELDOUT, MOST_SENTENCES
 from memguard.report import seed_means as means
 from memguard.report.audit_training import describe_dropped, name_mitigations
 from memguard.report.comparison_front import describe_unshared, show_risk
@@ -45,13 +45,13 @@ def _name_setting(comparison: Comparison) -> Column[Setting]:
 def build_headline(comparison: Comparison) -> Table:
     """Build the main table: badges, risk and utility of each setting, base model last."""
     utility = comparison.utility
-    of_base = write_value(comparison.mean_utility(comparison.runs[0].setting, "base"), utility)
+    first = comparison.runs[0].setting
+    of_base = write_value(comparison.find_mean(utility, first, "base"), utility)
     change = write_difference(find_base_difference(comparison), utility)
 
     def show_utility(setting: Setting) -> Cell:
         value, change, ends = describe_setting_utility(setting)
-        is_first = setting.name == comparison.runs[0].setting
-        return Cell(value, detail="reference" if is_first else change, note=ends)
+        return Cell(value, detail="reference" if setting.name == first else change, note=ends)
 
     columns: tuple[Column[Setting], ...] = (
         _name_setting(comparison),
@@ -194,11 +194,8 @@ def build_gains(comparison: Comparison) -> Section | None:
 
 def _pick_score(comparison: Comparison) -> str:
     """Return the name of the first membership score that was computed; used for all settings."""
-    scores = (
-        row.parameters.removeprefix("score=")
-        for row in comparison.tables.select("membership", "auc")
-        if row.is_known
-    )
+    aucs = comparison.tables.select("membership", "auc")
+    scores = (read_score(row) for row in aucs if row.is_known)
     return next((score for score in scores if score != BLIND), "")
 
 
@@ -224,7 +221,7 @@ def _build_gains_table(comparison: Comparison, dose: int, score: str) -> Table:
         Column(
             ("Held-out loss", f"nats; from '{means.name_first(comparison, 12)}'"),
             means.show_loss,
-            lambda base: fmt.number(means.get_base(comparison).mean_loss()),
+            lambda base: fmt.number(comparison.find_mean(HELDOUT, base.runs[0].setting, "base")),
         ),
     )
     notes = [_SEVERAL_NOTE if means.has_several_seeds(comparison) else _SINGLE_NOTE]

@@ -91,11 +91,14 @@ def describe_setting_utility(setting: Setting) -> tuple[str, str, str]:
 
 def find_base_difference(comparison: Comparison) -> float | None:
     """Return the base model's difference from the first setting; None if it was not measured."""
-    first = comparison.runs[0].setting
-    base, trained = comparison.mean_utility(first, "base"), comparison.mean_utility(first)
+    first, utility = comparison.runs[0].setting, comparison.utility
+    base, trained = (
+        comparison.find_mean(utility, first, "base"),
+        comparison.find_mean(utility, first),
+    )
     if base is None or trained is None:
         return None
-    return base - trained if comparison.utility.is_task else fmt.relative_change(base, trained)
+    return base - trained if utility.is_task else fmt.relative_change(base, trained)
 
 
 def scale(utility: Utility) -> float:
@@ -176,7 +179,12 @@ def build_task(comparison: Comparison, task: ComparedTask) -> Table:
     """Build the table of a task that all runs answered."""
     tables, detail = comparison.tables, task.detail
     metric = detail.find_metric(tables)
-    tests = {(test.setting, test.seed): test for test in _list_tests(comparison, task)}
+    place = (UTILITY, detail.headline, detail.parameters)
+    tests = {
+        (test.setting, test.seed): test
+        for test in tables.tests
+        if (test.probe, test.metric, test.parameters) == place
+    }
     first = name_first(comparison, 24)
     unit = "share" if task.unit == "share" else ""
 
@@ -233,15 +241,6 @@ def build_task(comparison: Comparison, task: ComparedTask) -> Table:
     )
 
 
-def _list_tests(comparison: Comparison, task: ComparedTask) -> list[TestRow]:
-    place = (UTILITY, task.detail.headline, task.detail.parameters)
-    return [
-        test
-        for test in comparison.tables.tests
-        if (test.probe, test.metric, test.parameters) == place
-    ]
-
-
 def _write_notes(
     comparison: Comparison, task: ComparedTask, tests: dict[tuple[str | None, int | None], TestRow]
 ) -> Iterator[str]:
@@ -271,13 +270,8 @@ def _write_notes(
 
 
 def _is_at_chance(comparison: Comparison, task: ComparedTask) -> bool:
-    if task.detail.chance is None:
-        return False
-    rows = [
-        task.detail.find(comparison.tables, setting=run.setting, seed=run.seed)
-        for run in comparison.runs
-    ]
-    return all(
-        row is None or row.ci is None or row.ci[0] <= task.detail.chance <= row.ci[1]
-        for row in rows
+    chance, tables = task.detail.chance, comparison.tables
+    rows = (task.detail.find(tables, setting=run.setting, seed=run.seed) for run in comparison.runs)
+    return chance is not None and all(
+        row is None or row.ci is None or row.ci[0] <= chance <= row.ci[1] for row in rows
     )

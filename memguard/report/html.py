@@ -7,7 +7,7 @@ page forgot to clean it.
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -30,34 +30,29 @@ from memguard.report.comparison_page import digest_comparison
 def render_report(
     report: AuditReport, folder: Path | None = None, *, gate: GateHead | None = None
 ) -> str:
-    """Render the page of an audit. Encode it as UTF-8.
+    """Render the page of an audit, or that of its ``gate``. Encode it as UTF-8.
 
-    Args:
-        report: the record.
-        folder: folder of the audit, for links to its gate and a comparison; None omits them.
-        gate: what a gate decided of the audit, for the head of the gate's own page.
+    ``folder`` is that of the audit, for links to its gate and a comparison; None omits them.
     """
     run_path = find_run_path(report, folder)
     facts = collect_facts(report, gate=gate, run_path=run_path)
     # The page of a gate has the whole report, and is read in other places.
     links = () if folder is None or gate is not None else _link_report(report, folder)
-    return render_template("audit.html.j2", facts, _draw, links)
+    return _render("audit.html.j2", facts, links)
 
 
 def render_comparison(comparison: Comparison, folder: Path | None = None) -> str:
     """Render the page of a comparison. Encode it as UTF-8.
 
-    Args:
-        comparison: the record.
-        folder: folder of the page, for links to the reports of its runs; None omits them.
+    ``folder`` is that of the page, for links to the reports of its runs; None omits them.
     """
     page = digest_comparison(comparison)
-    return render_template("comparison.html.j2", page, _draw, _link_comparison(comparison, folder))
+    return _render("comparison.html.j2", page, _link_comparison(comparison, folder))
 
 
 def render_training(page: TrainingPage) -> str:
     """Render the page of a run that was not audited."""
-    return render_template("training.html.j2", page, _draw)
+    return _render("training.html.j2", page)
 
 
 def _draw(figure: Figure) -> Markup:
@@ -140,13 +135,8 @@ _BEFORE_PERCENT = re.compile(r"(?<=\d) (?=%)")
 _SEPARATORS = re.compile(r"(?<=[./_:\\])(?=[^\W\d_])")
 
 
-def render_template(
-    template: str,
-    page: object,
-    draw: Callable[[Any], Markup] | None = None,
-    links: Sequence[Link] = (),
-) -> str:
-    """Render a page; ``draw`` converts a figure into SVG, ``links`` are pages beside this one."""
+def _render(template: str, page: object, links: Sequence[Link] = ()) -> str:
+    """Render a page; ``links`` are pages beside this one."""
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -159,7 +149,7 @@ def render_template(
     environment.filters["breakable"] = _make_breakable
     environment.filters["with_code"] = _mark_code
     return environment.get_template(template).render(
-        page=page, draw=draw, links=links, most_rows=_MOST_ROWS
+        page=page, draw=_draw, links=links, most_rows=_MOST_ROWS
     )
 
 

@@ -131,9 +131,8 @@ def _ask_for_unseen(test: VerdictTest | None) -> str:
         number += -(-number // 10)
         if number > _MOST_UNSEEN:
             return "Audit more trained and more unseen documents"
-    how = (
-        "Give" if test.documents not in ("attacked", "generated") else "Attack, in a larger suite,"
-    )
+    is_sampled = test.documents in ("attacked", "generated")
+    how = "Attack, in a larger suite," if is_sampled else "Give"
     return (
         f"{how} {number - now:,} more unseen documents ({now:,} of {number:,}): if none of them is "
         "extracted, training is the cause"

@@ -59,11 +59,11 @@ def render_audit_card(
         _write_badge(shown.badges[0], shown.verdict.text),
         _write_tiles(shown.counts),
         _write_badge(shown.badges[1], shown.membership.text),
-        *map(Markup('<p style="margin:8px 0 0">{}</p>').format, shown.find("dose").lead),
+        *(_write_paragraph("margin:8px 0 0", text) for text in shown.find("dose").lead),
     ]
     if shown.notices:
         text = f"{shown.count_notices()} on the page"
-        parts.append(Markup('<p style="margin:4px 0 0;{}">{}</p>').format(_SOFT, text))
+        parts.append(_write_paragraph(f"margin:4px 0 0;{_SOFT}", text))
     parts += [_draw_figure(figure) for figure in [shown.find("dose").figure] if figure]
     return _wrap([*parts, _write_facts(facts), _link(page, "Whole report", note)])
 
@@ -100,15 +100,18 @@ def render_table_card(
     return _wrap(
         [
             Markup('<div style="{}">memguard · {}</div>').format(_SOFT, fmt.clean_text(heading)),
-            _write_sentence(fmt.clean_text(sentence, 2 * fmt.SENTENCE_LIMIT)),
+            _write_paragraph(
+                "margin:8px 0;font-size:15px",
+                Markup("<b>{}</b>").format(fmt.clean_text(sentence, 2 * fmt.SENTENCE_LIMIT)),
+            ),
             _write_table(columns, rows),
-            Markup('<p style="margin:0;{}">{}</p>').format(_SOFT, note),
+            _write_paragraph(f"margin:0;{_SOFT}", note),
         ]
     )
 
 
-def _write_sentence(text: str) -> Markup:
-    return Markup('<p style="margin:8px 0;font-size:15px"><b>{}</b></p>').format(text)
+def _write_paragraph(style: str, text: str) -> Markup:
+    return Markup('<p style="{}">{}</p>').format(style, text)
 
 
 def _wrap(parts: Iterable[Markup]) -> str:
@@ -165,12 +168,9 @@ def _write_settings(comparison: Comparison) -> Markup:
     heading = fmt.clean_name(comparison.utility.heading, 60)
     columns = ("Setting", "Text", "Membership", "Came out", "Risk", heading)
     table = _write_table(columns, rows)
-    left_out = len(comparison.front) - len(points)
-    if not left_out:
+    if not (left_out := len(comparison.front) - len(points)):
         return table
-    return table + Markup('<p style="{}">{} more settings are on the page.</p>').format(
-        _SOFT, f"{left_out:,}"
-    )
+    return table + _write_paragraph(_SOFT, f"{left_out:,} more settings are on the page.")
 
 
 def _write_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
@@ -202,8 +202,7 @@ def _draw_figure(figure: Figure) -> Markup:
     drawn = _VARIABLE.sub(lambda match: LIGHT[match[1]], drawn)
     drawn = drawn.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
     picture = _show_picture(drawn, figure.chart.description, width=460)
-    caption = Markup('<p style="margin:0;font-size:13px;{}">{}</p>').format(_SOFT, figure.caption)
-    return picture + caption
+    return picture + _write_paragraph(f"margin:0;font-size:13px;{_SOFT}", figure.caption)
 
 
 def _show_picture(svg: str, description: str, *, width: int) -> Markup:
@@ -217,8 +216,7 @@ def _show_picture(svg: str, description: str, *, width: int) -> Markup:
 def _link(page: Path, label: str, note: str) -> Markup:
     """Return the link to a page: relative to the notebook, as notebooks serve files, if near."""
     if not page.is_file():
-        text = "The page was deleted since."
-        return Markup('<p style="margin:8px 0 0;{}">{}</p>').format(_SOFT, text)
+        return _write_paragraph(f"margin:8px 0 0;{_SOFT}", "The page was deleted since.")
     relative = os.path.relpath(page)
     is_near = relative.split(os.sep).count("..") <= _MOST_UP
     target = quote(relative) if is_near else page.resolve().as_uri()

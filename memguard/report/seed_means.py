@@ -26,7 +26,7 @@ from memguard.records import (
     Tables,
     write_parameters,
 )
-from memguard.records.comparison import find_change
+from memguard.records.comparison import HELDOUT, find_change
 
 CHART_NAME_LIMIT = 22
 
@@ -80,10 +80,6 @@ class Setting:
     def is_base(self) -> bool:
         """Whether it is the base model."""
         return self.model == "base"
-
-    def mean_loss(self) -> float | None:
-        """Return the mean held-out loss over the seeds that settings are compared on."""
-        return self.comparison.mean_loss(self.runs[0].setting, self.model)
 
     def find(self, probe: str, metric: str, dose: int | None = None, **key: Any) -> list[ResultRow]:
         """Return the row of each run that has one; dose None is each run's highest."""
@@ -286,9 +282,9 @@ def show_loss(setting: Setting) -> Cell:
     """Show the mean loss, its change from the first setting, and the interval of the change."""
     assert setting.point is not None, "only for settings, not for the base model"
     is_first = setting.name == setting.comparison.runs[0].setting
-    is_utility = not setting.comparison.utility.is_task
+    is_utility, mean = not setting.comparison.utility.is_task, setting.comparison.find_mean
     return Cell(
-        fmt.number(setting.point.utility if is_utility else setting.mean_loss()),
+        fmt.number(setting.point.utility if is_utility else mean(HELDOUT, setting.name)),
         detail="reference" if is_first else fmt.change(compute_change(setting)),
         note=fmt.change_range(find_change(setting.tables, setting.name)),
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from memguard.pages import formatting as fmt
 from memguard.pages.facts import write_not_run, write_ran
 from memguard.pages.page import Fact, Statement
-from memguard.records import MIN_FOR_MEANS, WITHIN_LIMIT, AuditReport, Comparison, ModelIdentity
+from memguard.records import MIN_FOR_MEANS, WITHIN_LIMIT, AuditReport, Comparison
 from memguard.records.audit import Method
 from memguard.report.next_steps import count_tiny, has_attacks
 
@@ -43,7 +43,11 @@ def write_limits(report: AuditReport) -> tuple[Statement, ...]:
     if method.prefix_tokens is not None and method.answers != "all":
         prefix = f"the {method.prefix_tokens} true tokens before the continuation"
         prefix += "" if method.answers == "none" else ", or everything before an answer"
-    not_run = write_not_run(report)
+    not_run, model = write_not_run(report), report.model
+    form = Statement(
+        f"The model was loaded as {model.load_as}: {fmt.clean_text(model.load_as_detail)}. The "
+        "stored weights, and other forms, may give out more."
+    )
     return (
         Statement(_write_coverage(report), "public"),
         Statement(
@@ -60,19 +64,7 @@ def write_limits(report: AuditReport) -> tuple[Statement, ...]:
         Statement(
             _write_arithmetic(report), "public" if method.dtype in ("fp32", "bf16") else "owner"
         ),
-        *_write_form(report.model),
-    )
-
-
-def _write_form(model: ModelIdentity) -> tuple[Statement, ...]:
-    """Limit the numbers to the form in which the model was loaded; nothing as stored."""
-    if model.load_as == "stored":
-        return ()
-    return (
-        Statement(
-            f"The model was loaded as {model.load_as}: {fmt.clean_text(model.load_as_detail)}. The "
-            "stored weights, and other forms, may give out more."
-        ),
+        *([] if model.load_as == "stored" else [form]),
     )
 
 
@@ -145,21 +137,6 @@ def _write_arithmetic(report: AuditReport) -> str:
         f"Scored in {dtype}: no result depends on near-ties (<{fmt.NBSP}{margin} logits between "
         "the two best tokens), so other hardware, batch sizes or precision should give the same "
         "counts."
-    )
-
-
-def describe_overlap(report: AuditReport) -> Fact:
-    """Report how many control documents overlap with trained ones."""
-    overlap = report.data.overlap_with_control
-    if overlap is None:
-        return Fact("Overlap with control", "not measured")
-    words = report.data.near_duplicate_words
-    run = "a run of words" if words is None else f"a run of {words} words"
-    return Fact(
-        "Overlap with control",
-        fmt.rate(overlap),
-        detail=f"Control documents that share {run} with a trained one: a prompt or a passage, "
-        "since near-duplicates are left out.",
     )
 
 
@@ -287,9 +264,17 @@ def describe_data(report: AuditReport) -> tuple[Fact, ...]:
             detail = f"Control and buckets are sampled by cluster. {detail}"
         clusters = fmt.count(data.num_clusters)
         facts.append(Fact("Clusters of near-duplicates", clusters, detail=detail))
+    overlap, detail = "not measured", ""
+    if data.overlap_with_control is not None:
+        number = "" if data.near_duplicate_words is None else f"{data.near_duplicate_words} "
+        overlap = fmt.rate(data.overlap_with_control)
+        detail = (
+            f"Control documents that share a run of {number}words with a trained one: a prompt or "
+            "a passage, since near-duplicates are left out."
+        )
     return (
         *facts,
-        describe_overlap(report),
+        Fact("Overlap with control", overlap, detail=detail),
         Fact(
             "Hash",
             fmt.clean_name(data.documents_sha256, 80),

@@ -21,7 +21,7 @@ from memguard.pages.page import (
     Table,
     TrainingPage,
 )
-from memguard.records import RISK_NAMES, LossPoint, ResultRow, Tables, TrainingSummary
+from memguard.records import RISK_NAMES, ResultRow, Tables, TrainingSummary
 from memguard.report.texts import COMPARISON_CONFIDENTIALITY
 
 _MOST_BUCKETS = 8
@@ -150,7 +150,11 @@ def _build_chart(
         (training.curve.training, "training loss", "0"),
         (training.curve.heldout, "held-out loss", "1"),
     )
-    losses = tuple(_draw_loss(*line) for line in drawn if line[0])
+    losses = tuple(
+        Line(label=label, style=style, points=tuple(Point(x=one.step, y=one.nll) for one in points))
+        for points, label, style in drawn
+        if points
+    )
     rates = tuple(_draw_rates(training, tables))
     kinds = "losses and newly extracted documents" if rates else "losses"
     exported = f"; step {training.num_steps:,} is exported" if has_ended else ""
@@ -166,11 +170,6 @@ def _build_chart(
         mark_at=training.num_steps if has_ended else None,
         mark_label=f"exported: {training.num_steps:,}",
     )
-
-
-def _draw_loss(points: list[LossPoint], label: str, style: str) -> Line:
-    drawn = tuple(Point(x=point.step, y=point.nll) for point in points)
-    return Line(label=label, style=style, points=drawn)
 
 
 def _draw_rates(training: TrainingSummary, tables: Tables) -> Iterator[Line]:

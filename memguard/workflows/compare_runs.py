@@ -129,7 +129,7 @@ def _headline(comparison: Comparison) -> list[str]:
         risk = fmt.percent(point.risk).replace(fmt.NBSP, " ")
         value = _show(point.utility, utility)
         rows.append((point.name, *states, f"{point.num_findings:,}", risk, value))
-    base = comparison.mean_utility(comparison.runs[0].setting, "base")
+    base = comparison.find_mean(utility, comparison.runs[0].setting, "base")
     if base is not None:
         rows.append(("(base model)", "", "", "", "", _show(base, utility)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -28,7 +28,7 @@ from pydantic import ValidationError
 from memguard.compare import (
     Sweep,
     SweepRun,
-    build_comparison,
+    compare_runs,
     describe_sweep,
     is_finished,
     list_finished,
@@ -79,8 +79,9 @@ def run_sweep(sweep: Sweep, *, num_jobs: int) -> tuple[Path, Comparison]:
         left = [run for run in stage if not is_finished(run)]
         train_runs(sweep, left, num_jobs=num_jobs, console=console)
     with console.phase("comparison"):
-        comparison = build_comparison(sweep, command=make_command())
-        published = publish(comparison, list_finished(sweep), sweep.folder, console)
+        runs, command, utility = list_finished(sweep), make_command(), sweep.config.utility
+        comparison = compare_runs(runs, name=sweep.name, command=command, utility=utility)
+        published = publish(comparison, runs, sweep.folder, console)
         link_reports((run.folder for run in sweep.in_order), console.warn)
     return published
 

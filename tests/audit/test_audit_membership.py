@@ -16,7 +16,7 @@ from memguard.audit.probes.membership import MembershipProbe
 from memguard.audit.probes.membership_scores import MEMBERSHIP_SCORES
 from memguard.audit.requests import Inputs, Measured
 from memguard.audit.windows import AuditDocument, Window, is_member
-from memguard.pages.membership import read_score
+from memguard.pages.roc import read_score
 from memguard.records import MEMBERS, ResultRow
 
 Scores = Mapping[str, NDArray[np.float64]]

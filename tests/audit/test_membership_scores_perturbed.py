@@ -23,7 +23,8 @@ from memguard.audit.run import AuditOutcome
 from memguard.audit.scoring import ModelScorer
 from memguard.audit.windows import AuditDocument, Window
 from memguard.model.causal_lm import CausalLM
-from memguard.pages.membership import list_aucs, read_score
+from memguard.pages.membership import list_aucs
+from memguard.pages.roc import read_score
 from memguard.records import ResultRow
 
 PROBE = ExtractionProbe(continuation_tokens=8)

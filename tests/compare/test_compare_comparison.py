@@ -14,8 +14,8 @@ from result_examples import auc_row, make_interval, rate_row, value_row
 
 from memguard.compare import (
     FinishedRun,
-    build_comparison,
     compare_runs,
+    list_finished,
     load_sweep,
     mark_finished,
     prepare_folder,
@@ -379,11 +379,13 @@ def test_a_sweep_from_file_to_record(tmp_path: Path, monkeypatch: pytest.MonkeyP
     sweep = load_sweep("sweep.yaml")
     for number, run in enumerate(sweep.runs):
         with pytest.raises(RecordError, match=r"'sweep' is not finished; missing: .*slow-seed1\."):
-            build_comparison(sweep, command="")
+            list_finished(sweep)
         prepare_folder(run)
         write_run(run.folder, correct=LESS if number > 1 else CORRECT)
         mark_finished(run.folder, run.key)
-    comparison = build_comparison(sweep, command="memguard compare sweep.yaml")
+    comparison = compare_runs(
+        list_finished(sweep), name=sweep.name, command="memguard compare sweep.yaml"
+    )
     assert comparison.name == "sweep"
     assert comparison.command == "memguard compare sweep.yaml"
     assert [(run.setting, run.seed, run.run, run.overrides) for run in comparison.runs] == [

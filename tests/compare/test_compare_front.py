@@ -15,7 +15,7 @@ from scipy import stats
 from memguard.audit.statistics import compute_mean
 from memguard.compare import compare_runs
 from memguard.compare.front import mark_dominated
-from memguard.compare.utility import make_loss_axis
+from memguard.compare.utility import Axis
 from memguard.pages.doses import build_doses
 from memguard.records import FrontPoint
 from memguard.records.audit_files import load_audit_report
@@ -366,7 +366,7 @@ def find_front(points: Sequence[FrontPoint]) -> set[str]:
 def test_the_front_is_what_nothing_beats(values: list[tuple[int | None, int]]) -> None:
     points = mark_dominated(
         [make_point(f"p{n}", risk, float(utility)) for n, (risk, utility) in enumerate(values)],
-        make_loss_axis({f"p{n}": {0: float(utility)} for n, (_, utility) in enumerate(values)}),
+        Axis(values={f"p{n}": {0: float(utility)} for n, (_, utility) in enumerate(values)}),
     )
     front = find_front(points)
     for point in points:
@@ -403,8 +403,8 @@ def test_beyond_the_intervals(
     # What a seed does to both, however much, is no part of their difference.
     better, worse = mark_dominated(
         [make_point("a", *one, half), make_point("b", *other, half)],
-        make_loss_axis(
-            {
+        Axis(
+            values={
                 name: {seed: utility + shift for seed, shift in enumerate((1 + more, 0, -1 - more))}
                 for name, (_, utility), more in (("a", one, 0), ("b", other, spread))
             }

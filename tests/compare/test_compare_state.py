@@ -1,6 +1,8 @@
 """What is finished stays finished, and nothing goes on from another run's checkpoints."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from compare_examples import write_run
@@ -15,7 +17,6 @@ from memguard.compare import (
     load_sweep,
     mark_finished,
     prepare_folder,
-    read_finished,
 )
 from memguard.records.run_files import sum_trained
 from memguard.records.sealed import save_sealed
@@ -26,6 +27,10 @@ pretrain: {model: {path: m}, data: {train: b.jsonl}}
 run: {data: {train: a.jsonl}}
 settings: [{name: plain}, {name: other, overrides: {optim.lr: 0.5}}]
 """
+
+
+def read_key(folder: Path) -> Any:
+    return json.loads((folder / "finished.json").read_text())["key"]
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +72,7 @@ def test_a_run_from_start_to_end() -> None:
     finish(run)
     assert is_finished(run)
     assert find_state(run) == prepare_folder(run) == "finished"
-    assert read_finished(run.folder) == run.key
+    assert read_key(run.folder) == run.key
 
 
 def test_a_changed_setting_sets_the_old_folder_aside() -> None:
@@ -80,7 +85,7 @@ def test_a_changed_setting_sets_the_old_folder_aside() -> None:
         assert find_state(run) == "continues"
         assert not is_finished(run)
         assert (run.folder.parent / f"plain.replaced-{number}" / "started.json").is_file()
-    assert read_finished(run.folder.parent / "plain.replaced-1") == before.key
+    assert read_key(run.folder.parent / "plain.replaced-1") == before.key
 
 
 def test_an_empty_folder_starts_and_one_of_unknown_origin_is_set_aside() -> None:

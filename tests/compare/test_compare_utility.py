@@ -128,7 +128,7 @@ def test_the_front_takes_the_task_and_higher_is_better(comparison: Comparison) -
     assert [point.dominated_by for point in comparison.front] == [[], [], []]
     change = find_change(comparison.tables, "k4", utility)
     assert change.value == pytest.approx(-1 / 40)
-    assert comparison.mean_utility("plain", "base") == pytest.approx(16 / 40)
+    assert comparison.find_mean(comparison.utility, "plain", "base") == pytest.approx(16 / 40)
     found = comparison.recommendation
     assert found.setting == "k4"
     assert ", acc of task 'quiz' 67.5 % (-2.5 pp, " in found.sentence

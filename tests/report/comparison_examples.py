@@ -13,7 +13,7 @@ from result_examples import make_interval, make_metric, make_rate, make_tables, 
 from memguard import records as r
 from memguard.compare.front import mark_dominated, merge_badges
 from memguard.compare.recommendation import recommend
-from memguard.compare.utility import make_loss_axis
+from memguard.compare.utility import Axis
 from memguard.records.tables import choose_risk
 
 HALF: tuple[Dose, ...] = ((0, 0, 0, 0.181), (4, 0, 0, 0.262), (16, 0, 0, 0.443), (64, 0, 0, 0.621))
@@ -94,7 +94,7 @@ def assemble(parts: Sequence[Part]) -> r.Comparison:
             over_seeds.append(
                 value_row("heldout", "nll_change", "(held out)", change, 0, interval="t", **against)
             )
-    front = mark_dominated(points, make_loss_axis(losses))
+    front = mark_dominated(points, Axis(values=losses))
     notes = [
         make_metric("attacks", "any_answer", f"answers=16, attack={name}", note=note)
         for name, note in evidence.NOTES.items()

@@ -10,6 +10,7 @@ from result_examples import make_tables
 
 from memguard import records as r
 from memguard.pages.page import Cell, Row, Table
+from memguard.records.comparison import HELDOUT
 from memguard.report.comparison_tables import build_gains
 from memguard.report.html import render_comparison
 from memguard.report.seed_means import Setting, compute_change, list_settings, show_cost, show_loss
@@ -82,7 +83,7 @@ def test_several_seeds_are_averaged_with_their_ends() -> None:
     # 3.825, 3.925 and 4.025, rounded up.
     assert cells[3] == ("4.3", "4.0 to 5.0", "floor 2.0, control never")
     assert cells[1] == ("15.0 %", "", "control 0 %")  # the seeds are alike
-    mine, first = (comparison.mean_loss(name) for name in ("goldfish-k4", "plain"))
+    mine, first = (comparison.find_mean(HELDOUT, name) for name in ("goldfish-k4", "plain"))
     assert cells[8][:2] == (f"{mine:.3f}", f"+{100 * (mine / first - 1):.1f} %")
 
 

@@ -23,9 +23,7 @@ from memguard.pages.columns import (
     drop_zero_columns,
     make_cell,
     make_table,
-    show_known,
     show_minus_control,
-    show_missing,
     show_row,
 )
 from memguard.pages.page import Cell
@@ -164,8 +162,6 @@ def test_counts_of_nothing_have_a_reason() -> None:
     found, empty = make_table("", columns, [4, 0]).rows
     assert [cell.text for cell in found.cells] == ["1\u00a0of\u00a04", "25.0\u00a0%"]
     assert [cell.detail for cell in empty.cells] == ["none given"] * 2
-    assert show_known(0.0, str, "not measured") == "0.0"
-    assert show_known(None, str, "not measured") == show_missing("not measured")
 
 
 def test_rows_beyond_those_shown_are_on_demand() -> None:

@@ -178,7 +178,7 @@ def test_the_model_they_start_from_is_trained_alone() -> None:
     sweep = make_sweep("waits-1", "waits-2", pretrain=True)
     both = when_at_work(["waits-1", "waits-2"], go_on)
     with (
-        mock.patch.object(sweep_module, "build_comparison"),
+        mock.patch.object(sweep_module, "compare_runs"),
         mock.patch.object(sweep_module, "list_finished"),
         mock.patch.object(sweep_module, "publish"),
     ):
