@@ -4,6 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import rich.console
 import typer
 
 from memguard.cli.options import AuditedFolder, Json, print_json, print_result, say
@@ -221,8 +222,6 @@ def verify(
         else:
             _show_bundle(folder, "intact; ", checked)
         return
-    import rich.console
-
     from memguard.cli.screens import render_verified, shown_reading
     from memguard.workflows.verify import verify as verify_folder
 
@@ -254,8 +253,6 @@ def diff(
     if as_json:
         print_json(result.model_dump(mode="json"))
         return
-    import rich.console
-
     from memguard.cli.screens import render_diff
 
     render_diff(result, rich.console.Console(highlight=False))
@@ -299,8 +296,6 @@ def gate(
         raise ConfigError(
             f"--policy is missing: 'memguard gate {folder} --init --policy policy.yaml' writes one"
         )
-    import rich.console
-
     from memguard.cli.screens import render_gate, shown_reading
 
     with shown_reading() as on_read:

@@ -176,7 +176,7 @@ def _open_ranks(checked: CheckedAudit) -> Iterator[DistributedContext]:
     """Start the ranks of an audit, or take those of the program whose model is audited."""
     if isinstance(checked.model, ModelInMemory):
         with keep_random_states(), join_program() as runtime:
-            yield DistributedContext(runtime=runtime, mesh=None, parallel=ParallelConfig())
+            yield DistributedContext(runtime=runtime, mesh=None)
         return
     parallel, sizes = choose_audit_mesh(checked, detect_runtime().world_size)
     with open_distributed(parallel, sizes) as distributed:

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from memguard.audit.cache import RecordCache
@@ -33,20 +34,19 @@ def open_resources(
     show: ShowStage,
 ) -> AuditContext:
     """Return the resources of an audit."""
-
-    def on_progress(stage: Stage, done: int, total: int) -> None:
-        show(stage, done, total, "documents")
-
-    cache = RecordCache(default_cache_dir() / "scores") if settings.cache else None
-    tokenizer = subject.tokenizer
+    context = AuditContext(
+        cache=RecordCache(default_cache_dir() / "scores") if settings.cache else None,
+        peers=runtime,
+        on_progress=lambda stage, done, total: show(stage, done, total, "documents"),
+    )
+    tokenizer, reference = subject.tokenizer, subject.reference
     if tokenizer is None:
-        if subject.reference is not None:
+        if reference is not None:
             raise ModelError(
                 "'audit.reference' must have the vocabulary of the audited model, which has no "
                 "tokenizer to compare. Remove the setting."
             )
-        return AuditContext(cache=cache, peers=runtime, on_progress=on_progress)
-    reference = subject.reference
+        return context
     if reference is not None and load_tokenizer(reference).get_vocab() != tokenizer.get_vocab():
         raise ModelError(
             f"'audit.reference' must have the vocabulary of the audited model; '{reference}' has "
@@ -57,11 +57,9 @@ def open_resources(
     masks: CompareMasks | None = None
     if "mask_consistency" not in why_not:
         masks = functools.partial(_compare_masks, subject=subject, seed=plan.seed)
-    return AuditContext(
+    return replace(
+        context,
         codec=build_codec(tokenizer),
-        cache=cache,
-        peers=runtime,
-        on_progress=on_progress,
         compare_masks=masks,
         why_not=why_not,
         goldfish=build_known_goldfish(subject.mitigations, tokenizer),

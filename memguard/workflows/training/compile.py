@@ -219,7 +219,7 @@ def _run_block(
         train,
         mesh=mesh,
         device=runtime.device,
-        reshard_after_forward=distributed.parallel.reshard_after_forward,
+        reshard_after_forward=config.parallel.reshard_after_forward,
     )
     attn = config.model.attn_implementation
     if mesh is None:
