@@ -227,7 +227,10 @@ def _run_block(
     else:
         lm = build_meta_layer(hf_config, assembly, attn=attn).lm
     allocate(lm, runtime.device)
-    _fill(lm)
+    with torch.no_grad():
+        # This rank's weights, whose memory is uninitialised.
+        for parameter in lm.model.parameters():
+            to_local(parameter).normal_(std=0.02)
     lm.model.train()
     step = TrainStep(
         lm=lm,
@@ -246,13 +249,6 @@ def _run_block(
     if runtime.device.type == "cuda":
         # Errors of kernels are reported when the GPU is waited for.
         torch.cuda.synchronize(runtime.device)
-
-
-@torch.no_grad()
-def _fill(lm: CausalLM) -> None:
-    """Draw this rank's weights, whose memory is uninitialised."""
-    for parameter in lm.model.parameters():
-        to_local(parameter).normal_(std=0.02)
 
 
 def _build_batch(loader: Loader, step: int, lm: CausalLM) -> Batch:
