@@ -25,7 +25,6 @@ from memguard.integrations.token_runs import RowFormat, RunIndex, cut_runs
 from memguard.records import write_atomically
 from memguard.runtime import Runtime
 from memguard.workflows.auditing.trained_counts import (
-    MAX_UNMATCHED,
     TrainedCounts,
     describe_unmatched,
 )
@@ -132,28 +131,13 @@ class TrainedRows:
         # Sums of counts below 2^53 are exact.
         *sums, num_runs, num_unmatched = map(int, runtime.agree_sum(values))
         reasons = [reason for reason in runtime.gather_objects(self._reason) if reason]
-        counted = self._index.count(np.array(sums, dtype=np.int64))
-        return TrainedCounts(
-            num_repetitions=dict(zip(self._index.ids, counted.repetitions.tolist(), strict=True)),
+        is_in_order = self._rows.packing == "wrapped"
+        reasons.append(describe_unmatched(num_unmatched, num_runs, is_in_order=is_in_order))
+        return self._index.count(
+            np.array(sums, dtype=np.int64),
             num_runs=num_runs,
             num_unmatched=num_unmatched,
-            num_equal=counted.num_equal,
-            max_tokens=None if counted.piece is None else self._rows.max_length,
-            piece=counted.piece,
-            first_piece_tokens={
-                self._index.ids[number]: size for number, size in counted.first_piece_tokens.items()
-            },
-            reason=reasons[0] if reasons else self._judge(num_runs, num_unmatched),
-        )
-
-    def _judge(self, num_runs: int, num_unmatched: int) -> str:
-        """Return the reason for which counts are not used; empty if they are."""
-        if not num_runs:
-            return "no training step has ended"
-        if num_unmatched <= MAX_UNMATCHED * num_runs:
-            return ""
-        return describe_unmatched(
-            num_unmatched, num_runs, is_in_order=self._rows.packing == "wrapped"
+            reason=reasons[0],
         )
 
     # -- checkpoints -------------------------------------------------------------------------------
