@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-from memguard.config import ParallelConfig
 from memguard.data.corpus import load_corpus
 from memguard.hf.load_as import LoadedForm
 from memguard.records import LoadAs
@@ -25,7 +24,7 @@ def measure_form(run: Path, load_as: LoadAs) -> float:
         attn=config.model.attn_implementation,
         form=None if load_as == "stored" else LoadedForm(name=load_as, stored=fp32, dtype=fp32),
     )
-    alone = DistributedContext(runtime=runtime, mesh=None, parallel=ParallelConfig())
+    alone = DistributedContext(runtime=runtime, mesh=None)
     model = LazyModel(source, config.audit.model_copy(update={"dtype": "fp32"}), alone)
     heldout = HeldoutLoss(
         lm=model.load(), corpus=load_corpus(run), seq_len=config.data.seq_len, runtime=runtime

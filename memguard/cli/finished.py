@@ -4,6 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import rich.console
 import typer
 
 from memguard.cli.options import AuditedFolder, Json, print_json, print_result, say
@@ -76,10 +77,10 @@ def export(
     given.
     """
     of_hub = {
-        "--dry-run": dry_run,
-        "--public": public,
-        "--allow-extracted": allow_extracted,
-        "--allow-unaudited": allow_unaudited,
+        "dry_run": dry_run,
+        "public": public,
+        "allow_extracted": allow_extracted,
+        "allow_unaudited": allow_unaudited,
     }
     problem = ""
     if from_seeds and (merge or to or dtype or base or step is not None):
@@ -88,7 +89,8 @@ def export(
         if merge or step is not None or out is not None or dtype is not None:
             problem = "OUT, --step, --merge and --dtype write here; --to sends a run as it is"
     elif given := [option for option, is_given in of_hub.items() if is_given]:
-        problem = f"'{given[0]}' is for --to hub:NAME, which is missing"
+        option = given[0].replace("_", "-")
+        problem = f"'--{option}' is for --to hub:NAME, which is missing"
     elif step is not None and (merge or dtype is not None):
         problem = "--step takes neither --merge nor --dtype; merge the adapter that it writes"
     elif step is None and not merge and not from_seeds:
@@ -103,15 +105,7 @@ def export(
     if to is not None:
         from memguard.workflows.training.hub import HubRequest
 
-        request = HubRequest(
-            folder=folder,
-            to=to,
-            is_public=public,
-            is_dry_run=dry_run,
-            allow_extracted=allow_extracted,
-            allow_unaudited=allow_unaudited,
-            base=base,
-        )
+        request = HubRequest(folder=folder, to=to, base=base, **of_hub)
         _send_to_hub(request, as_json=as_json)
         return
     assert out is not None, "refused above"
@@ -221,8 +215,6 @@ def verify(
         else:
             _show_bundle(folder, "intact; ", checked)
         return
-    import rich.console
-
     from memguard.cli.screens import render_verified, shown_reading
     from memguard.workflows.verify import verify as verify_folder
 
@@ -254,8 +246,6 @@ def diff(
     if as_json:
         print_json(result.model_dump(mode="json"))
         return
-    import rich.console
-
     from memguard.cli.screens import render_diff
 
     render_diff(result, rich.console.Console(highlight=False))
@@ -299,8 +289,6 @@ def gate(
         raise ConfigError(
             f"--policy is missing: 'memguard gate {folder} --init --policy policy.yaml' writes one"
         )
-    import rich.console
-
     from memguard.cli.screens import render_gate, shown_reading
 
     with shown_reading() as on_read:

@@ -25,15 +25,6 @@ from memguard.workflows.plan import plan as make_plan
 from memguard.workflows.training.checks import CheckedRun
 
 _NUM_SHOWN = 8
-_KINDS = {
-    "weights": "weights",
-    "optimizer": "",
-    "gradients": "",
-    "activations": "activations",
-    "nll_chunk": "logits and the head's gradient",
-    "buffers": "gathered weights, gradients in transfer",
-    "allowance": "allowance for fragmentation",
-}
 
 
 def render_plan(plan: Plan, out: rich.console.Console, machine: Machine) -> None:
@@ -136,15 +127,19 @@ def _table(meshes: list[MeshPlan], *, has_speeds: bool) -> Table:
 def _kinds(mesh: MeshPlan, plan: Plan, owner: str) -> Table:
     adapters = "" if plan.adapter_r is None else "; adapters, fp32"
     is_one = mesh.num_micro_batches == 1 and plan.weights == "bf16" and not adapters
-    stored = {
+    kinds = {
         "weights": f"weights, {plan.weights}{adapters}",
         "optimizer": f"AdamW's moments, {'8-bit' if plan.optimizer == 'adamw_8bit' else 'fp32'}",
         "gradients": f"gradients, {'bf16, one micro-batch a step' if is_one else 'fp32'}",
+        "activations": "activations",
+        "nll_chunk": "logits and the head's gradient",
+        "buffers": "gathered weights, gradients in transfer",
+        "allowance": "allowance for fragmentation",
     }
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column()
     table.add_column(justify="right")
-    for kind, name in {**_KINDS, **stored}.items():
+    for kind, name in kinds.items():
         num_bytes = getattr(mesh.memory, kind)
         if num_bytes:
             table.add_row(name, format_bytes(num_bytes))

@@ -39,10 +39,6 @@ def _plain(text: str) -> str:
     return text.replace(fmt.NBSP, " ")
 
 
-def _start_grid() -> Table:
-    return Table.grid(padding=(0, 2, 0, 0))
-
-
 # -- verify ----------------------------------------------------------------------------------------
 
 _STATE_STYLES: dict[State, str] = {
@@ -80,7 +76,7 @@ def _say(command: str, name: str, size: int) -> str:
 def render_verified(found: Verified, out: rich.console.Console) -> None:
     """Print each part's state, damage and repair."""
     if out.is_terminal:
-        table = _start_grid()
+        table = Table.grid(padding=(0, 2, 0, 0))
         for _ in range(2):
             table.add_column(no_wrap=True)
         table.add_column(overflow="fold")
@@ -189,7 +185,7 @@ def _build_counts(diff: AuditDiff) -> Table:
 
 def _start_table(heads: tuple[str, ...], widths: tuple[int | None, ...]) -> Table:
     """Return a table whose columns without a width are numbers."""
-    table = _start_grid()
+    table = Table.grid(padding=(0, 2, 0, 0))
     for width in widths:
         justify: rich.console.JustifyMethod = "right" if width is None else "left"
         table.add_column(max_width=width, justify=justify, overflow="fold")
@@ -209,7 +205,7 @@ def _describe_rates(probe: DiffedProbe) -> str:
 
 
 def _build_documents(documents: list[DiffedDocument]) -> Table:
-    table = _start_grid()
+    table = Table.grid(padding=(0, 2, 0, 0))
     for width in (24, 10, 12):
         table.add_column(max_width=width, no_wrap=True, overflow="ellipsis")
     table.add_column(overflow="fold")

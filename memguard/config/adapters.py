@@ -42,7 +42,6 @@ class LoraConfig(Settings):
         description="Initial values of the first factor; the second is zero. true: uniform "
         "(Kaiming); gaussian: normal with standard deviation 1 / r.",
     )
-
     quantization: Literal["nf4"] | None = Field(
         None,
         description="nf4: the frozen weights of linear layers take 4 bits (QLoRA), as with "

@@ -21,9 +21,7 @@ from pydantic import Field, model_validator
 from memguard.config.settings import Settings
 
 FormatName = Literal["text", "prompt_completion", "messages", "alpaca", "sharegpt", "input_ids"]
-FormatChoice = Literal[
-    "auto", "text", "prompt_completion", "messages", "alpaca", "sharegpt", "input_ids"
-]
+FormatChoice = Literal["auto", FormatName]
 TemplateName = Literal["stanford", "chat"]
 Role = Literal["user", "assistant", "system", "tool"]
 

@@ -295,20 +295,18 @@ def check_mitigations(configs: Sequence[MitigationConfig], *, beside: Collection
             raise ValueError(
                 f"'mitigations': {name} cannot be combined with '{setting}', {reason}. Remove one"
             )
-    by_name = {config.name: config for config in configs}
-    match by_name.get("goldfish"), by_name.get("token_dropout"):
-        case GoldfishConfig(mode="random"), TokenDropoutConfig():
-            _refuse(["goldfish", "token_dropout"], "mode 'random' is token dropout already")
-    match by_name.get("goldfish"):
-        case GoldfishConfig(mode=mode) if mode not in _NESTED and _TIGHTENING in beside:
-            raise ValueError(
-                f"'mitigations': goldfish of mode '{mode}' cannot be combined with "
-                f"'{_TIGHTENING}': a lower k would train labels that were dropped. Use mode "
-                "'hash', or action 'stop'"
-            )
-    match by_name.get("flooding"), by_name.get("loss_clipping"):
-        case FloodingConfig(), LossClippingConfig(floor=float()):
-            _refuse(["flooding", "loss_clipping"], _FLOORED)
+    goldfish = find_mitigation(configs, GoldfishConfig)
+    mode = None if goldfish is None else goldfish.mode
+    if mode == "random" and "token_dropout" in names:
+        _refuse(["goldfish", "token_dropout"], "mode 'random' is token dropout already")
+    if mode not in (None, *_NESTED) and _TIGHTENING in beside:
+        raise ValueError(
+            f"'mitigations': goldfish of mode '{mode}' cannot be combined with '{_TIGHTENING}': a "
+            "lower k would train labels that were dropped. Use mode 'hash', or action 'stop'"
+        )
+    clipping = find_mitigation(configs, LossClippingConfig)
+    if clipping is not None and clipping.floor is not None and "flooding" in names:
+        _refuse(["flooding", "loss_clipping"], _FLOORED)
 
 
 def check_forgetting(

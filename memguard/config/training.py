@@ -35,7 +35,6 @@ class OptimConfig(Settings):
         description="Gradients are clipped to this norm; null leaves them, and is required "
         "of adalomo, lomo and mezo.",
     )
-
     num_seeds: PositiveInt | None = Field(
         None,
         description="Of mezo: its random directions are those of this many seeds, so that a run is "

@@ -157,11 +157,10 @@ def read_settings(cfg: Mapping[str, Any]) -> AxolotlSettings:
         raise ConfigError(*problems)
     audit = block.get("audit")
     if audit is not None:
-        given = {name: audit[name] for name in _PATHS if audit.get(name) is not None}
-        listed = {
-            name: [value] if isinstance(value, str) else value for name, value in given.items()
-        }
-        audit = {**audit, **{name: [*map(Path, paths)] for name, paths in listed.items()}}
+        audit = dict(audit)
+        for name in _PATHS:
+            if (paths := audit.get(name)) is not None:
+                audit[name] = [*map(Path, [paths] if isinstance(paths, str) else paths)]
     return AxolotlSettings(goldfish=block.get("goldfish"), audit=audit)
 
 

@@ -18,6 +18,8 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from memguard.workflows.auditing.trained_counts import TrainedCounts
+
 Packing = Literal["bfd", "bfd_split", "wrapped"]
 PACKINGS: tuple[str, ...] = get_args(Packing)
 _MAP_ROWS = 1000
@@ -142,20 +144,6 @@ class _LayoutBuilder:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Counted:
-    """Repetitions of D documents."""
-
-    repetitions: NDArray[np.int64]
-    """[D]"""
-    num_equal: int
-    """Documents whose count includes runs of another document."""
-    piece: Literal["cut", "split"] | None
-    """What happened to documents longer than `max_length`; None if none was trained."""
-    first_piece_tokens: Mapping[int, int]
-    """Length of the first piece of each document in rows of packing `wrapped` (tokens)."""
-
-
 class RunIndex:
     """The runs that documents leave in the rows of a trainer, by their hash."""
 
@@ -201,8 +189,13 @@ class RunIndex:
         """Return the number of a run's key; None if no document leaves such a run."""
         return self._keys.get(hash_run(run))
 
-    def count(self, counts_K: NDArray[np.int64]) -> Counted:
-        """Return the repetitions of each document, by those of the run of each key, ``[K]``."""
+    def count(
+        self, counts_K: NDArray[np.int64], *, num_runs: int, num_unmatched: int, reason: str = ""
+    ) -> TrainedCounts:
+        """Return the repetitions of each document, by those of the run of each key, ``[K]``.
+
+        The numbers of runs and the reason are as in `TrainedCounts`.
+        """
         # With and without EOS the stream of packing `wrapped` is cut elsewhere: one of them holds.
         layout = max(
             self._layouts, key=lambda each: int(counts_K[np.unique(each.key_of_entry)].sum())
@@ -210,11 +203,17 @@ class RunIndex:
         piece: Literal["cut", "split"] | None = "split" if self._has_split else None
         if any(counts_K[key] for key in self._cut):
             piece = "cut"
-        return Counted(
-            repetitions=layout.count(counts_K),
+        return TrainedCounts(
+            num_repetitions=dict(zip(self.ids, layout.count(counts_K).tolist(), strict=True)),
+            num_runs=num_runs,
+            num_unmatched=num_unmatched,
             num_equal=layout.count_equal(len(self)),
+            max_tokens=None if piece is None else self._rows.max_length,
             piece=piece,
-            first_piece_tokens=layout.first_piece_tokens,
+            first_piece_tokens={
+                self.ids[number]: size for number, size in layout.first_piece_tokens.items()
+            },
+            reason=reason,
         )
 
     def _list_whole(self, run: NDArray[np.int64], pieces: _LayoutBuilder) -> list[set[int]]:

@@ -12,7 +12,6 @@ import io
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,7 +25,6 @@ from memguard.integrations.token_runs import RowFormat, RunIndex, cut_runs
 from memguard.records import write_atomically
 from memguard.runtime import Runtime
 from memguard.workflows.auditing.trained_counts import (
-    MAX_UNMATCHED,
     TrainedCounts,
     describe_unmatched,
 )
@@ -35,18 +33,8 @@ _NUMBERS = ("counts", "runs")
 _TALLY = re.compile(r"memguard-tally-(\d+)-of-(\d+)\.npz")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Fed:
-    """Arguments of one forward of training."""
-
-    input_ids: Tensor
-    position_ids: Tensor | None
-    attention_mask: Tensor | None
-
-    @property
-    def key(self) -> tuple[int, torch.Size]:
-        """Identity of the tokens in memory while they are kept."""
-        return self.input_ids.data_ptr(), self.input_ids.shape
+_Fed = tuple[Tensor, Tensor | None, Tensor | None]
+"""Token ids, position ids and attention mask of one forward of training."""
 
 
 class TrainedRows:
@@ -107,10 +95,10 @@ class TrainedRows:
         if not isinstance(given, Tensor) or given.is_floating_point() or given.ndim not in (1, 2):
             self._pending.append(None)
             return
-        fed = _Fed(given, kwargs.get("position_ids"), kwargs.get("attention_mask"))
         # TRL calls the model a second time with the same batch for its metrics.
-        if all(other is None or other.key != fed.key for other in self._pending):
-            self._pending.append(fed)
+        kept = [(fed[0].data_ptr(), fed[0].shape) for fed in self._pending if fed is not None]
+        if (given.data_ptr(), given.shape) not in kept:
+            self._pending.append((given, kwargs.get("position_ids"), kwargs.get("attention_mask")))
 
     def end_step(self, *, was_skipped: bool = False) -> None:
         """Count the batches since the last call, unless the step was skipped, as by an overflow."""
@@ -126,9 +114,7 @@ class TrainedRows:
                 self._count(fed)
 
     def _count(self, fed: _Fed) -> None:
-        input_ids, position_ids, attention_mask = (
-            _to_rows(each) for each in (fed.input_ids, fed.position_ids, fed.attention_mask)
-        )
+        input_ids, position_ids, attention_mask = map(_to_rows, fed)
         assert input_ids is not None, "checked by the hook"
         for run in cut_runs(input_ids, position_ids, attention_mask):
             number = self._index.find(run)
@@ -145,28 +131,13 @@ class TrainedRows:
         # Sums of counts below 2^53 are exact.
         *sums, num_runs, num_unmatched = map(int, runtime.agree_sum(values))
         reasons = [reason for reason in runtime.gather_objects(self._reason) if reason]
-        counted = self._index.count(np.array(sums, dtype=np.int64))
-        return TrainedCounts(
-            num_repetitions=dict(zip(self._index.ids, counted.repetitions.tolist(), strict=True)),
+        is_in_order = self._rows.packing == "wrapped"
+        reasons.append(describe_unmatched(num_unmatched, num_runs, is_in_order=is_in_order))
+        return self._index.count(
+            np.array(sums, dtype=np.int64),
             num_runs=num_runs,
             num_unmatched=num_unmatched,
-            num_equal=counted.num_equal,
-            max_tokens=None if counted.piece is None else self._rows.max_length,
-            piece=counted.piece,
-            first_piece_tokens={
-                self._index.ids[number]: size for number, size in counted.first_piece_tokens.items()
-            },
-            reason=reasons[0] if reasons else self._judge(num_runs, num_unmatched),
-        )
-
-    def _judge(self, num_runs: int, num_unmatched: int) -> str:
-        """Return the reason for which counts are not used; empty if they are."""
-        if not num_runs:
-            return "no training step has ended"
-        if num_unmatched <= MAX_UNMATCHED * num_runs:
-            return ""
-        return describe_unmatched(
-            num_unmatched, num_runs, is_in_order=self._rows.packing == "wrapped"
+            reason=reasons[0],
         )
 
     # -- checkpoints -------------------------------------------------------------------------------

@@ -112,13 +112,8 @@ def _sum(pieces: list[Tensor]) -> Tensor:
     return torch.stack([piece.to(torch.int64) for piece in pieces]).sum(0)
 
 
-def name_check(operation: str, dtype: str) -> str:
-    """Return the name of a check in arguments and files."""
-    return f"{operation}:{dtype}"
-
-
 def run_check(name: str, runtime: Runtime) -> str:
-    """Run a check on this rank and return what is wrong, "" if nothing."""
+    """Run a check, ``OPERATION:DTYPE``, on this rank; return what is wrong, "" if nothing."""
     operation, _, dtype = name.partition(":")
     run, expect = OPERATIONS[operation]
     size, rank = runtime.world_size, runtime.rank
@@ -255,7 +250,7 @@ def check_backend(name: Literal["gloo", "nccl"], num_ranks: int, *, limit_s: flo
     """Run all checks on new ranks, at least 2; those of gloo see no GPU."""
     checks = [(operation, dtype) for operation in OPERATIONS for dtype in DTYPES]
     states: dict[str, tuple[State, str]] = {}
-    left = [name_check(*check) for check in checks]
+    left = [f"{operation}:{dtype}" for operation, dtype in checks]
     reason: str | None = None
     for _ in range(_MAX_STARTS):
         ranks = _run_ranks(name, num_ranks, left, limit_s)
@@ -285,7 +280,7 @@ def check_backend(name: Literal["gloo", "nccl"], num_ranks: int, *, limit_s: flo
                 is_needed=dtype in _NEEDED_OF[name].get(operation, ()),
             )
             for operation, dtype in checks
-            for state, why in [states.get(name_check(operation, dtype), ("not tested", untested))]
+            for state, why in [states.get(f"{operation}:{dtype}", ("not tested", untested))]
         ),
     )
 

@@ -120,15 +120,12 @@ def diagnose(
     can_use = unusable is None and torch.cuda.is_available()
     num_gpus = torch.cuda.device_count() if can_use else 0
     gpus = tuple(_try_gpu(index) for index in range(num_gpus))
-    backends = []
-    for backend in _choose_backends(num_ranks, len(gpus)):
-        if isinstance(backend, Backend):
-            backends.append(backend)
-            continue
-        name, count = backend
+
+    def test(name: Literal["gloo", "nccl"], count: int) -> Backend:
         on_step(f"{count} processes test the collectives of {name}")
-        backends.append(check_backend(name, count, limit_s=limit_s))
-    memory = _read_meminfo()
+        return check_backend(name, count, limit_s=limit_s)
+
+    backends = tuple(_test_backends(test, num_ranks, len(gpus)))
     return Diagnosis(
         memguard=__version__,
         python=platform.python_version(),
@@ -137,10 +134,10 @@ def diagnose(
         extras=tuple(_list_extras()),
         num_cores=len(os.sched_getaffinity(0)),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        available_bytes=memory,
+        available_bytes=_read_meminfo(),
         cuda=torch.version.cuda,
         gpus=gpus,
-        backends=tuple(backends),
+        backends=backends,
         problems=tuple(_list_problems(libraries, unusable, gpus, backends)),
     )
 
@@ -247,19 +244,19 @@ def _attend_varlen(device: torch.device) -> torch.Tensor:
 
 # -- collectives ---------------------------------------------------------------------------------
 
-_Choice = Backend | tuple[Literal["gloo", "nccl"], int]
 
-
-def _choose_backends(num_ranks: int, num_gpus: int) -> Iterator[_Choice]:
-    """Yield the backends to test with their number of ranks, or why one cannot be tested."""
+def _test_backends(
+    test: Callable[[Literal["gloo", "nccl"], int], Backend], num_ranks: int, num_gpus: int
+) -> Iterator[Backend]:
+    """Yield the results of all backends, or why one cannot be tested."""
     if dist.is_gloo_available():
-        yield "gloo", num_ranks
+        yield test("gloo", num_ranks)
     else:
         yield skip_backend("gloo", "this build of torch has no gloo")
     if num_gpus > 1 and not dist.is_nccl_available():
         yield skip_backend("nccl", "this build of torch has no NCCL")
     elif num_gpus > 1:
-        yield "nccl", min(num_ranks, num_gpus)
+        yield test("nccl", min(num_ranks, num_gpus))
     elif num_gpus == 1:
         yield skip_backend("nccl", "not tested: it connects GPUs, and there is one")
 
@@ -268,7 +265,7 @@ def _list_problems(
     libraries: tuple[Library, ...],
     unusable: str | None,
     gpus: tuple[Gpu, ...],
-    backends: list[Backend],
+    backends: tuple[Backend, ...],
 ) -> Iterator[str]:
     owners = {*importlib.metadata.packages_distributions().get("memguard", ())}
     for other in sorted(owners - {DISTRIBUTION}):

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from memguard.errors import MAX_PATH, ConfigError, RecordError, UnreadableError, shorten
-from memguard.gate.gaps import Audited, find_audit_folder, load_audited
+from memguard.gate.gaps import find_audit_folder, load_audited
 from memguard.gate.judge import judge_audit
-from memguard.gate.policy import load_policy, read_policy
+from memguard.gate.policy import LoadedPolicy, load_policy, read_policy
 from memguard.gate.template import render_policy
 from memguard.records.audit_files import PAGE, load_audit_report
 from memguard.records.gate import GATE, GATE_FILES, GATE_FOLDER, JUNIT, SUMMARY, GateResult
@@ -58,10 +58,7 @@ def gate_folder(
     loaded = load_policy(policy)
     if weights:
         _check_run(place, on_read)
-    audited = load_audited(place.audit)
-    result = judge_audit(audited, loaded)
-    name = Path(loaded.document.path).name
-    return target, _write(target, audited, result, name, place=place if out is None else None)
+    return target, _judge(place.audit, loaded, target, place=place if out is None else None)
 
 
 def judge_folder(
@@ -69,12 +66,7 @@ def judge_folder(
 ) -> GateResult:
     """Judge an audit folder for Python; nothing is written without ``out``."""
     loaded = read_policy(policy) if isinstance(policy, Mapping) else load_policy(Path(policy))
-    target = None if out is None else _choose_out(find_place(folder), out)
-    audited = load_audited(folder)
-    result = judge_audit(audited, loaded)
-    if target is None:
-        return result
-    return _write(target, audited, result, Path(loaded.document.path).name)
+    return _judge(folder, loaded, None if out is None else _choose_out(find_place(folder), out))
 
 
 def draft_policy(folder: Path, path: Path | None, *, every: bool = False) -> str:
@@ -144,13 +136,17 @@ def _check_run(place: Place, on_read: OnRead) -> None:
     RunFolder(place.home).check_audited(load_audit_report(place.audit))
 
 
-def _write(
-    target: Path, audited: Audited, result: GateResult, policy: str, *, place: Place | None = None
+def _judge(
+    audit: Path, policy: LoadedPolicy, target: Path | None, *, place: Place | None = None
 ) -> GateResult:
-    """Write the files of a result, `gate.json` last, as one set that replaces an earlier one.
+    """Judge an audit, and write the result as one set of files that replaces an earlier one.
 
-    Returns the result with the hashes of the files.
+    Returns the result with the hashes of the files, of which `gate.json` is the last.
     """
+    audited = load_audited(audit)
+    result = judge_audit(audited, policy)
+    if target is None:
+        return result
     from memguard.gate.rendered import render_junit, render_summary
     from memguard.pages.judgements import build_gate_head
     from memguard.report.html import render_report
@@ -158,7 +154,7 @@ def _write(
     report = audited.report
     # From the gate/ of a run, the links of its audit/ lead to the same files.
     beside = place.audit if place is not None and place.is_run else None
-    head = build_gate_head(result, report, policy)
+    head = build_gate_head(result, report, Path(policy.document.path).name)
     contents = {
         JUNIT: render_junit(result),
         SUMMARY: render_summary(result, report).encode(),

@@ -157,16 +157,16 @@ def _start(sweep: Sweep, run: SweepRun, num_jobs: int, console: Console) -> _Chi
     prepare_folder(run)
     settings = run.folder / "requested.yaml"
     write_atomically(settings, dump_yaml(run.config).encode())
-    number, count = 1 + sweep.in_order.index(run), len(sweep.in_order)
+    title = f"{1 + sweep.in_order.index(run)} of {len(sweep.in_order)}: {run.name}"
     log = run.folder / LOG if _has_logs(num_jobs, console) else None
-    console.info(f"-- {number} of {count}: {run.name} ({log or run.folder})")
+    console.info(f"-- {title} ({log or run.folder})")
     log_start = log.stat().st_size if log is not None and log.exists() else 0
     command = [sys.executable, "-m", "memguard", "train", str(settings)]
     shared = None if num_jobs == 1 else {**share_cores(num_jobs), **os.environ}
     process = start_child(command, log, environment=shared)
     return _Child(
         run=run,
-        title=f"{number} of {count}: {run.name}",
+        title=title,
         process=process,
         log=log,
         log_start=log_start,

@@ -14,7 +14,7 @@ from counted_gpu import GPU, counted_gpu
 from safetensors.torch import load_file, save_file
 from tiny_adapters import save_adapter
 
-from memguard.config import ParallelConfig, RunConfig
+from memguard.config import RunConfig
 from memguard.hf.assembly import Assembly
 from memguard.hf.load import load_assembled
 from memguard.hf.load_as import LoadedForm
@@ -52,7 +52,7 @@ def train(folder: Path, **adapter: Any) -> Any:
         "train": {"precision": "bf16", "activation_checkpointing": "none"},
     }
     runtime = Runtime(device=GPU)
-    context = setup.DistributedContext(runtime=runtime, mesh=None, parallel=ParallelConfig())
+    context = setup.DistributedContext(runtime=runtime, mesh=None)
     return setup.start_model(RunConfig.model_validate(values), None, context).lm.model
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from memguard import errors
 from memguard.audit.requests import Prompt
-from memguard.config import AuditConfig, ParallelConfig, load_run_config
+from memguard.config import AuditConfig, load_run_config
 from memguard.errors import ModelError
 from memguard.hf import adapter_files
 from memguard.hf.assembly import Assembly
@@ -317,7 +317,7 @@ def open_audited(
 ) -> Any:
     """Return a model as an audit loads it."""
     runtime = runtime or Runtime()
-    context = setup.DistributedContext(runtime=runtime, mesh=mesh, parallel=ParallelConfig())
+    context = setup.DistributedContext(runtime=runtime, mesh=mesh)
     source = ModelSource(model=str(model), weights_sha256="of the files", **given)
     return LazyModel(source, settings, context)
 

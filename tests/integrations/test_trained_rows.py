@@ -299,8 +299,8 @@ def test_rows_are_packed_in_batches_of_each_process(
     numbers = [index.find(np.array(row)) for row in packed]
     assert None not in numbers
     assert len(set(numbers)) == len(index)
-    counts = index.count(np.ones(len(index), dtype=np.int64))
-    assert counts.repetitions.tolist() == [1] * 2500
+    counts = index.count(np.ones(len(index), dtype=np.int64), num_runs=len(index), num_unmatched=0)
+    assert list(counts.num_repetitions.values()) == [1] * 2500
 
 
 class Replacing(transformers.Trainer):

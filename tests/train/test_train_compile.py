@@ -223,5 +223,5 @@ def test_torch_compiles_the_block(tmp_path: Path) -> None:
     prepared = prepare(config, tmp_path / "run", Console())
     loader = build_training_data(config, prepared, share_rows=True).loader
     assert loader.num_steps == 1
-    alone = DistributedContext(runtime=Runtime(), mesh=None, parallel=config.parallel)
+    alone = DistributedContext(runtime=Runtime(), mesh=None)
     assert find_compile_problem(config, prepared.tokenizer, loader, alone) is None

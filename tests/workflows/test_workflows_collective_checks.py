@@ -17,7 +17,6 @@ from memguard.workflows.collective_checks import (
     OPERATIONS,
     check_backend,
     merge_states,
-    name_check,
     run_check,
 )
 
@@ -33,7 +32,7 @@ def check_all(broken: str | None = None) -> dict[str, str]:
     results = {}
     for operation in OPERATIONS:
         for dtype in DTYPES:
-            name = name_check(operation, dtype)
+            name = f"{operation}:{dtype}"
             try:
                 results[name] = run_check(name, runtime)
             except RuntimeError as error:
@@ -46,7 +45,7 @@ def test_gloo_does_what_memguard_needs(ranks: RankPool, size: int) -> None:
     for results in ranks(check_all, size):
         for operation, dtypes in collective_checks._NEEDED.items():
             for dtype in dtypes:
-                assert results[name_check(operation, dtype)] == "", (operation, dtype)
+                assert results[f"{operation}:{dtype}"] == "", (operation, dtype)
         # A mean of whole numbers does not exist.
         assert "can't be cast" in results["reduce-scatter mean:int64"]
 

@@ -120,6 +120,6 @@ def test_a_base_is_named_only_if_it_certainly_is_on_the_hub(cache: Path) -> None
     assert _find_base(make_config("org/base")) is None
     (cache.parent / "config.yaml").touch()
     for base in ("org/base", "/srv/missing"):
-        request = HubRequest(folder=cache.parent, to="hub:x", base=base, is_dry_run=True)
+        request = HubRequest(folder=cache.parent, to="hub:x", base=base, dry_run=True)
         with pytest.raises(ConfigError, match="'--base' must be a hub id with '--to'"):
             request.check()

@@ -66,7 +66,7 @@ def test_a_frozen_base_is_stored_in_the_precision_of_the_run(
             "train": {"precision": precision, "activation_checkpointing": "none"},
         }
     )
-    context = setup.DistributedContext(runtime=Runtime(), mesh=None, parallel=ParallelConfig())
+    context = setup.DistributedContext(runtime=Runtime(), mesh=None)
     model = setup.start_model(config, None, context).lm.model
     stored = torch.bfloat16 if precision == "bf16" else torch.float32
     for name, parameter in model.named_parameters():

@@ -35,7 +35,12 @@ def make_arguments(
     in_memory = None if opened is None or isinstance(opened, str) else opened
     audit = dict(settings)
     if in_memory is not None:
-        audit["dtype"] = _choose_dtype(audit.get("dtype"), in_memory.dtype)
+        if (wanted := audit.get("dtype")) not in (None, "auto", in_memory.dtype):
+            raise ConfigError(
+                f"'dtype' must be {in_memory.dtype}, the dtype of the model in memory; got "
+                f"{wanted}. Convert the model, or leave it out"
+            )
+        audit["dtype"] = in_memory.dtype
     values: dict[str, Any] = {"audit": audit}
     if seed is not None:
         values["seed"] = seed
@@ -97,15 +102,6 @@ def _take_base(base: Any, audited: Any) -> Any:
             "folder"
         )
     return _take_model(base, None if audited is None else audited.tokenizer, "base")
-
-
-def _choose_dtype(wanted: str | None, own: str) -> str:
-    if wanted not in (None, "auto", own):
-        raise ConfigError(
-            f"'dtype' must be {own}, the dtype of the model in memory; got {wanted}. Convert the "
-            "model, or leave it out"
-        )
-    return own
 
 
 def take_documents(documents: Any, name: str) -> tuple[Any, ...]:

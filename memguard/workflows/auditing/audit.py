@@ -22,7 +22,7 @@ from pathlib import Path
 from memguard.audit.benchmarks.tasks import OpenedTask
 from memguard.audit.document_scores import save_scores
 from memguard.audit.findings import FindingList, save_findings
-from memguard.audit.run import AuditOutcome, measure
+from memguard.audit.run import measure
 from memguard.audit.selection import describe_cut, find_cut
 from memguard.audit.suite import load_audit_suite
 from memguard.audit.warnings import warn_of_base
@@ -158,8 +158,16 @@ def audit_on_ranks(
         findings = FindingList(outcome.scores)
         if settings.excerpts:
             write_excerpts(plan, subject, findings)
-        _save(report, outcome, findings, utility, subject.out)
-        finish_audit(subject.out, report, card_of=subject.card_of)
+        out = subject.out
+        save_scores(outcome.scores, out / SCORES)
+        save_results(report.tables.results, out / RESULTS)
+        (out / CANARIES).unlink(missing_ok=True)
+        if outcome.canaries:
+            save_canaries(outcome.canaries, out / CANARIES)
+        utility.save(out)
+        save_findings(findings, out / FINDINGS)
+        save_record(report, out / REPORT)
+        finish_audit(out, report, card_of=subject.card_of)
         return report
 
     report = runtime.from_main(write)
@@ -176,7 +184,7 @@ def _open_ranks(checked: CheckedAudit) -> Iterator[DistributedContext]:
     """Start the ranks of an audit, or take those of the program whose model is audited."""
     if isinstance(checked.model, ModelInMemory):
         with keep_random_states(), join_program() as runtime:
-            yield DistributedContext(runtime=runtime, mesh=None, parallel=ParallelConfig())
+            yield DistributedContext(runtime=runtime, mesh=None)
         return
     parallel, sizes = choose_audit_mesh(checked, detect_runtime().world_size)
     with open_distributed(parallel, sizes) as distributed:
@@ -232,24 +240,6 @@ def _reporting_lost_folder(check_folder: Callable[[], None] | None) -> Iterator[
         if check_folder is not None:
             check_folder()
         raise
-
-
-def _save(
-    report: AuditReport,
-    outcome: AuditOutcome,
-    findings: FindingList,
-    utility: UtilityRun,
-    out: Path,
-) -> None:
-    """Write report and records; the pages follow."""
-    save_scores(outcome.scores, out / SCORES)
-    save_results(report.tables.results, out / RESULTS)
-    (out / CANARIES).unlink(missing_ok=True)
-    if outcome.canaries:
-        save_canaries(outcome.canaries, out / CANARIES)
-    utility.save(out)
-    save_findings(findings, out / FINDINGS)
-    save_record(report, out / REPORT)
 
 
 # -- whether an audit has to run -------------------------------------------------------------------

@@ -78,14 +78,9 @@ class AuditArguments(_Known):
         """Return settings of the command line, ``audit.prefix_tokens=5``."""
         document = apply_overrides(Document(path="memguard audit", values={}, places={}), given)
         for name, value in document.values.items():
-            is_known = name == "seed" or (
-                isinstance(value, dict)
-                and (
-                    name in ("audit", "parallel")
-                    or (name == "data" and {*value} == {"identity_key"})
-                )
-            )
-            if not is_known:
+            is_block = isinstance(value, dict)
+            is_key = is_block and name == "data" and {*value} == {"identity_key"}
+            if not (name == "seed" or is_key or (is_block and name in ("audit", "parallel"))):
                 raise ConfigError(
                     f"'{shorten(name)}': an audit takes {_SETTINGS}; remove the others"
                 )
@@ -205,21 +200,14 @@ def check_audit(
     )
     _check_model(checked)
     # For a run only these arguments: the paths of its own model and base are checked later.
-    models = {"--model": arguments.model, "--base": arguments.base}
+    reference = given.get("audit", {}).get("reference")
+    models = {"--model": arguments.model, "--base": arguments.base, "audit.reference": reference}
     check_paths(
         {
             "--members": [source for source in arguments.members if isinstance(source, str)],
             "--nonmembers": [source for source in arguments.nonmembers if isinstance(source, str)],
         },
-        {
-            **{
-                name: model
-                for name, model in models.items()
-                if model is None or isinstance(model, str)
-            },
-            "audit.reference": given.get("audit", {}).get("reference"),
-        },
-        {},
+        {name: model for name, model in models.items() if isinstance(model, str)},
     )
     check_tasks(settings.utility)
     if writes:

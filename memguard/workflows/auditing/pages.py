@@ -97,10 +97,15 @@ def load_former_report(folder: Path) -> AuditReport | None:
 
 def write_card(folder: Path, config: RunConfig, report: AuditReport | None) -> None:
     """Write the model card of a run."""
-    card = render_model_card(
-        report, run_name=config.name, base_model=config.model.path, config_yaml=dump_yaml(config)
+    write_atomically(find_card(folder), render_card(config, report).encode())
+
+
+def render_card(config: RunConfig, report: AuditReport | None = None, *, name: str = "") -> str:
+    """Return README.md of a run's model; ``name`` is that of the model if it is not the run's."""
+    base, text = config.model.path, dump_yaml(config)
+    return render_model_card(
+        report, run_name=name or config.name, base_model=base, config_yaml=text
     )
-    write_atomically(find_card(folder), card.encode())
 
 
 def show_verdict(report: AuditReport, folder: Path, console: Console) -> None:

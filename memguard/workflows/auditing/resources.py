@@ -1,8 +1,8 @@
 """Resources of an audit other than its models: tokenizer, cached scores, masks, progress."""
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from memguard.audit.cache import RecordCache
@@ -10,14 +10,13 @@ from memguard.audit.context import AuditContext, Stage
 from memguard.audit.passages import Codec
 from memguard.audit.plan import AuditPlan
 from memguard.audit.probes.masks import MaskChange, measure_mask_consistency
-from memguard.audit.requests import NOT_NEEDED, CompareMasks
-from memguard.config import AuditConfig, GoldfishConfig, MitigationConfig
-from memguard.config.mitigations import find_mitigation
+from memguard.audit.requests import NOT_NEEDED
+from memguard.config import AuditConfig
 from memguard.data.encoding import build_decoder, find_special_ids
 from memguard.data.tokenization import list_token_texts
 from memguard.errors import ModelError
 from memguard.hf.checkpoint import load_tokenizer
-from memguard.mitigation import Goldfish, build_goldfish, build_mitigations, drops_labels
+from memguard.mitigation import build_mitigations, drops_labels
 from memguard.runtime import Console, Runtime, default_cache_dir
 from memguard.workflows.auditing.target import Subject
 
@@ -33,20 +32,19 @@ def open_resources(
     show: ShowStage,
 ) -> AuditContext:
     """Return the resources of an audit."""
-
-    def on_progress(stage: Stage, done: int, total: int) -> None:
-        show(stage, done, total, "documents")
-
-    cache = RecordCache(default_cache_dir() / "scores") if settings.cache else None
-    tokenizer = subject.tokenizer
+    context = AuditContext(
+        cache=RecordCache(default_cache_dir() / "scores") if settings.cache else None,
+        peers=runtime,
+        on_progress=lambda stage, done, total: show(stage, done, total, "documents"),
+    )
+    tokenizer, reference = subject.tokenizer, subject.reference
     if tokenizer is None:
-        if subject.reference is not None:
+        if reference is not None:
             raise ModelError(
                 "'audit.reference' must have the vocabulary of the audited model, which has no "
                 "tokenizer to compare. Remove the setting."
             )
-        return AuditContext(cache=cache, peers=runtime, on_progress=on_progress)
-    reference = subject.reference
+        return context
     if reference is not None and load_tokenizer(reference).get_vocab() != tokenizer.get_vocab():
         raise ModelError(
             f"'audit.reference' must have the vocabulary of the audited model; '{reference}' has "
@@ -54,17 +52,24 @@ def open_resources(
         )
     why_not = _explain_what_is_missing(plan, subject)
     watched = () if subject.training is None else subject.training.watched
-    masks: CompareMasks | None = None
-    if "mask_consistency" not in why_not:
-        masks = functools.partial(_compare_masks, subject=subject, seed=plan.seed)
-    return AuditContext(
+    mitigations = build_mitigations(
+        subject.mitigations,
+        special_ids=sorted(find_special_ids(tokenizer)),
+        token_texts=lambda: list_token_texts(tokenizer),
+    )
+
+    def compare_masks(texts: Sequence[str], pairs: Sequence[tuple[str, str]]) -> list[MaskChange]:
+        most = max(len(texts), len(pairs))
+        return measure_mask_consistency(
+            texts, tokenizer, mitigations, pairs=pairs, seed=plan.seed, max_passages=most
+        )
+
+    return replace(
+        context,
         codec=build_codec(tokenizer),
-        cache=cache,
-        peers=runtime,
-        on_progress=on_progress,
-        compare_masks=masks,
+        compare_masks=None if "mask_consistency" in why_not else compare_masks,
         why_not=why_not,
-        goldfish=build_known_goldfish(subject.mitigations, tokenizer),
+        goldfish=mitigations.goldfish,
         # Documents under a stricter mitigation by the memorization budget.
         num_tightened=sum(watched[-1].num_tightened.values()) if watched else 0,
     )
@@ -93,20 +98,6 @@ def _explain_what_is_missing(plan: AuditPlan, subject: Subject) -> dict[str, str
     return why_not
 
 
-def build_known_goldfish(
-    mitigations: Sequence[MitigationConfig], tokenizer: Any
-) -> Goldfish | None:
-    """Return the goldfish mitigation of the training; None if it was not used."""
-    config = find_mitigation(mitigations, GoldfishConfig)
-    if config is None:
-        return None
-    return build_goldfish(
-        config,
-        special_ids=sorted(find_special_ids(tokenizer)),
-        token_texts=lambda: list_token_texts(tokenizer),
-    )
-
-
 def build_codec(tokenizer: Any) -> Codec:
     """Return the functions of a tokenizer that an audit needs."""
     # Special tokens are not decoded: encoding the text again would add a second BOS.
@@ -117,25 +108,6 @@ def build_codec(tokenizer: Any) -> Codec:
         return ids
 
     return Codec(decode=lambda ids: decode(ids.tolist()), encode=encode)
-
-
-def _compare_masks(
-    texts: Sequence[str], pairs: Sequence[tuple[str, str]], subject: Subject, seed: int
-) -> list[MaskChange]:
-    tokenizer = subject.tokenizer
-    mitigations = build_mitigations(
-        subject.mitigations,
-        special_ids=sorted(find_special_ids(tokenizer)),
-        token_texts=lambda: list_token_texts(tokenizer),
-    )
-    return measure_mask_consistency(
-        texts,
-        tokenizer,
-        mitigations,
-        pairs=pairs,
-        seed=seed,
-        max_passages=max(len(texts), len(pairs)),
-    )
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-MAX_UNMATCHED = 0.01
+_MAX_UNMATCHED = 0.01
 """Share of sequences that match no document, above which the counts are not used."""
 
 
@@ -74,11 +74,15 @@ class TrainedCounts:
 def describe_unmatched(num_unmatched: int, num_runs: int, *, is_in_order: bool) -> str:
     """Return why counts are not used with ``num_unmatched`` sequences that match no document.
 
-    ``is_in_order``: documents match in the order of the training dataset only.
+    Empty if they are. ``is_in_order``: documents match in the order of the training dataset only.
     """
+    if not num_runs:
+        return "no training step has ended"
+    if num_unmatched <= _MAX_UNMATCHED * num_runs:
+        return ""
     return (
         f"{num_unmatched:,} of {num_runs:,} sequences that were trained "
         f"({100 * num_unmatched / num_runs:.3g} %) match no member, and at most "
-        f"{100 * MAX_UNMATCHED:g} % may: the members must be all training documents"
+        f"{100 * _MAX_UNMATCHED:g} % may: the members must be all training documents"
         f"{', in the order of the training dataset' if is_in_order else ''}"
     )

@@ -115,11 +115,13 @@ class UtilityRun:
         for task in self.tasks:
             if task.name in self.refused:
                 continue
-            stored = self._load(task, model)
-            if stored is None:
-                self._evaluate(task, model)
-            else:
-                self._keep(stored)
+            evaluation = self._load(task, model) or self._evaluate(task, model)
+            if evaluation is None:
+                continue
+            result = evaluation.result
+            self.results.append(result)
+            if self.peers.is_main:
+                self._samples[result.task, result.model] = evaluation.samples
 
     def _load(self, task: OpenedTask, model: UtilityModel) -> Evaluation | None:
         identity = self.models[model].identity
@@ -128,7 +130,7 @@ class UtilityRun:
             stored = self._cache.load(identity, task, model)
         return self.peers.broadcast_object(stored)
 
-    def _evaluate(self, task: OpenedTask, model: UtilityModel) -> None:
+    def _evaluate(self, task: OpenedTask, model: UtilityModel) -> Evaluation | None:
         from memguard.audit.benchmarks.evaluation import evaluate_task
 
         audited = self.models[model]
@@ -155,17 +157,11 @@ class UtilityRun:
             self.console.warn(
                 f"'{SETTING}': {task.name} did not run on the {_NAMES[model]}: {reason}"
             )
-            return
+            return None
         identity = audited.identity
         if self.peers.is_main and self._cache is not None and identity is not None:
             self._cache.store(identity, task, evaluation)
-        self._keep(evaluation)
-
-    def _keep(self, evaluation: Evaluation) -> None:
-        result = evaluation.result
-        self.results.append(result)
-        if self.peers.is_main:
-            self._samples[result.task, result.model] = evaluation.samples
+        return evaluation
 
     def list_results(self) -> list[TaskResult]:
         """Return the results task by task, in the order of the settings: trained, then base."""

@@ -66,7 +66,7 @@ def read_mesh(text: str, *, command: str) -> ParallelConfig:
 def check_paths(
     documents: Mapping[str, Sequence[str]],
     models: Mapping[str, str | None],
-    tokenizers: Mapping[str, str | None],
+    tokenizers: Mapping[str, str | None] = {},
 ) -> None:
     """Raise one error that names all missing paths; then check the models' folders.
 

@@ -204,7 +204,12 @@ def _start(
             report_file = folder / f"{number}.json"
             log = None if number == 0 else folder / f"{number}.log"
             environment = {
-                **_defaults(count),
+                **share_cores(count),
+                # Works even if the machine's own host name does not resolve.
+                "GLOO_SOCKET_IFNAME": "lo",
+                # The launcher's one line already reports a broken connection.
+                "TORCH_CPP_LOG_LEVEL": "FATAL",
+                # The user's own values win.
                 **os.environ,
                 **variables,
                 "RANK": str(number),
@@ -225,17 +230,6 @@ def _start(
                 preexec_fn=prepare_child,
             )
             ranks.append(_Rank(number, process, report_file, log))
-
-
-def _defaults(count: int) -> dict[str, str]:
-    """Return environment defaults for ranks on one machine; the user's own values win."""
-    return {
-        **share_cores(count),
-        # Works even if the machine's own host name does not resolve.
-        "GLOO_SOCKET_IFNAME": "lo",
-        # The launcher's one line already reports a broken connection.
-        "TORCH_CPP_LOG_LEVEL": "FATAL",
-    }
 
 
 def _wait(ranks: Sequence[_Rank]) -> int | None:

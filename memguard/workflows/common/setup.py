@@ -39,7 +39,6 @@ class DistributedContext:
     runtime: Runtime
     mesh: Mesh4D | None
     """None for a single process, which uses plain modules."""
-    parallel: ParallelConfig
 
 
 @contextmanager
@@ -57,7 +56,7 @@ def open_distributed(
         mesh = build_mesh(shape, runtime.device.type, timeout=timeout) if world_size > 1 else None
         if mesh is not None and runtime.device.type == "cuda":
             mesh.connect(runtime.device)
-        yield DistributedContext(runtime=runtime, mesh=mesh, parallel=parallel)
+        yield DistributedContext(runtime=runtime, mesh=mesh)
 
 
 def read_sizes(config: RunConfig, known: Sizes | None) -> Sizes | None:
@@ -155,7 +154,7 @@ def start_model(config: RunConfig, tokenizer: Any, distributed: DistributedConte
         device=runtime.device,
         adapter=adapter,
         quantization=None if config.adapter is None else config.adapter.quantization,
-        reshard_after_forward=distributed.parallel.reshard_after_forward,
+        reshard_after_forward=config.parallel.reshard_after_forward,
     )
     drawn = None if model.scratch is None else draw_model(config, tokenizer)
     if assembly.mesh is not None:

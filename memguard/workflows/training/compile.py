@@ -32,12 +32,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from memguard.config import RunConfig
 from memguard.config.mitigations import DpSgdConfig, find_mitigation
-from memguard.data.loader import Batch, Loader
+from memguard.data.loader import Loader
 from memguard.errors import ConfigError, ModelError, shorten
 from memguard.hf.assembly import Assembly, allocate, assemble, build_meta_layer
 from memguard.hf.from_config import build_on_meta, reduce_config
 from memguard.mitigation import build_mitigations
-from memguard.model.causal_lm import CausalLM
 from memguard.parallel.linear import to_local
 from memguard.parallel.mesh import Mesh4D
 from memguard.parallel.mesh_shape import AXES, MeshShape
@@ -219,7 +218,7 @@ def _run_block(
         train,
         mesh=mesh,
         device=runtime.device,
-        reshard_after_forward=distributed.parallel.reshard_after_forward,
+        reshard_after_forward=config.parallel.reshard_after_forward,
     )
     attn = config.model.attn_implementation
     if mesh is None:
@@ -227,7 +226,10 @@ def _run_block(
     else:
         lm = build_meta_layer(hf_config, assembly, attn=attn).lm
     allocate(lm, runtime.device)
-    _fill(lm)
+    with torch.no_grad():
+        # This rank's weights, whose memory is uninitialised.
+        for parameter in lm.model.parameters():
+            to_local(parameter).normal_(std=0.02)
     lm.model.train()
     step = TrainStep(
         lm=lm,
@@ -239,27 +241,16 @@ def _run_block(
     )
     has_own_passes = find_mitigation(config.mitigations, DpSgdConfig) is not None
     for number in range(min(_NUM_STEPS, loader.num_steps)):
-        batch = _build_batch(loader, number, lm)
+        own = build_own_batch(loader, number, lm)
+        # With tokens of the small vocabulary.
+        labels = np.where(own.labels == IGNORE_LABEL, IGNORE_LABEL, own.labels % lm.vocab_size)
+        batch = replace(own, input_ids=own.input_ids % lm.vocab_size, labels=labels)
         num_rows = len(batch.input_ids)
         size = 1 if has_own_passes else min(train.count_micro_rows(num_rows), num_rows)
         step.rehearse(batch, slice(0, size))
     if runtime.device.type == "cuda":
         # Errors of kernels are reported when the GPU is waited for.
         torch.cuda.synchronize(runtime.device)
-
-
-@torch.no_grad()
-def _fill(lm: CausalLM) -> None:
-    """Draw this rank's weights, whose memory is uninitialised."""
-    for parameter in lm.model.parameters():
-        to_local(parameter).normal_(std=0.02)
-
-
-def _build_batch(loader: Loader, step: int, lm: CausalLM) -> Batch:
-    """Build this rank's rows of a step, from 0, with tokens of the small vocabulary."""
-    batch = build_own_batch(loader, step, lm)
-    labels = np.where(batch.labels == IGNORE_LABEL, IGNORE_LABEL, batch.labels % lm.vocab_size)
-    return replace(batch, input_ids=batch.input_ids % lm.vocab_size, labels=labels)
 
 
 def _describe(error: Exception) -> str:

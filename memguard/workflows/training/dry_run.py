@@ -93,11 +93,7 @@ def predict_audit_intervals(
     order = ("control", "trained", "forget", "background", "heldout", "canary", "removed")
     return sorted(
         outlook,
-        key=lambda bucket: (
-            order.index(bucket.role),
-            bucket.planned_repetitions,
-            reached[bucket.bucket],
-        ),
+        key=lambda one: (order.index(one.role), one.planned_repetitions, reached[one.bucket]),
     )
 
 

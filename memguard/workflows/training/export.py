@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memguard.config import dump_yaml
 from memguard.data.corpus import load_corpus
 from memguard.errors import UnreadableError
 from memguard.hf.adapter_export import (
@@ -54,13 +53,14 @@ from memguard.records.record import (
 )
 from memguard.records.run_files import CheckpointManifest, load_checkpoint_manifest
 from memguard.records.sealed import refuse_damage
-from memguard.report.model_card import render_merged_card, render_model_card
+from memguard.report.model_card import render_merged_card
 from memguard.runtime import Console, Runtime, quiet_libraries
 from memguard.runtime.shared_sums import sum_ahead
 from memguard.seeds import derive_seed
 from memguard.train.checkpoint import LOG, check_belongs, list_listed
 from memguard.train.checkpoint_storage import CheckpointMetadata, load_metadata, read_tensor
 from memguard.workflows.auditing.checks import AuditedRun
+from memguard.workflows.auditing.pages import render_card
 from memguard.workflows.auditing.target import find_base
 from memguard.workflows.common.folder import RunFolder
 from memguard.workflows.common.setup import (
@@ -156,7 +156,11 @@ def export_merged(request: ExportRequest) -> MergedExport:
         f"export: {weights.num_merged:,} of {weights.num_tensors:,} tensors merged, "
         f"{format_bytes(weights.num_bytes)} in {result.wall_s:.1f} s"
     )
-    console.info(f"export: {_write_difference(difference, weights.dtype)}")
+    largest, mean_kl = difference.find_bounds(weights.dtype)
+    console.info(
+        f"export: largest difference of a logit from adapter and base: {difference.largest:.2g} "
+        f"(at most {largest:.2g}); KL {difference.mean_kl:.2g} nats a token (at most {mean_kl:.2g})"
+    )
     if not result.is_base_form_known:
         audit = f"memguard audit --model {shlex.quote(str(request.out))}"
         console.info(
@@ -184,14 +188,6 @@ def _clear_left(out: Path, console: Console) -> None:
             f"'{path}' may be left by an export to another folder that was killed. Delete it if it "
             "is not in use"
         )
-
-
-def _write_difference(difference: LogitDifference, dtype: torch.dtype) -> str:
-    largest, mean_kl = difference.find_bounds(dtype)
-    return (
-        f"largest difference of a logit from adapter and base: {difference.largest:.2g} (at most "
-        f"{largest:.2g}); KL {difference.mean_kl:.2g} nats a token (at most {mean_kl:.2g})"
-    )
 
 
 def _draw_rows(config: Any) -> list[Tensor]:
@@ -335,9 +331,8 @@ class StepModel:
 
     def render_card(self) -> str:
         """Return README.md of the step's model."""
-        name, model = f"{self.config.name}, step {self.run.step}", self.run.config.model.path
-        text = dump_yaml(self.run.config)
-        return render_model_card(None, run_name=name, base_model=model, config_yaml=text)
+        config = self.run.config
+        return render_card(config, name=f"{config.name}, step {self.run.step}")
 
     def write_run(self, out: Path) -> AuditedRun:
         """Write a run that ended after the step."""

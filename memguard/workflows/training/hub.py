@@ -65,8 +65,8 @@ class HubRequest:
     """Of a run."""
     to: str
     """``hub:NAME`` or ``hub:ORG/NAME``."""
-    is_public: bool = False
-    is_dry_run: bool = False
+    public: bool = False
+    dry_run: bool = False
     allow_extracted: bool = False
     allow_unaudited: bool = False
     base: str | None = None
@@ -74,7 +74,7 @@ class HubRequest:
 
     def check(self) -> str:
         """Return the repository; refuse what cannot work, before anything is read."""
-        name, sends = _NAME.fullmatch(self.to), not self.is_dry_run
+        name, sends = _NAME.fullmatch(self.to), not self.dry_run
         problems = {
             f"'--to' must be hub:NAME or hub:ORG/NAME; got {quote(self.to)}": name is None,
             f"'--to' needs the folder of a run: '{self.folder}' is none": not (
@@ -150,7 +150,7 @@ def export_to_hub(request: HubRequest, on_read: OnRead) -> HubExport:
         Console().warn("the tokenizer was trained on the documents: its vocabulary has their words")
     export = HubExport(
         repo=repo,
-        is_public=request.is_public,
+        is_public=request.public,
         verdict=None if report is None else report.verdict.level,
         badges=() if report is None else tuple(b.describe() for b in report.verdict.badges),
         needs=_find_option(request, report),
@@ -158,7 +158,7 @@ def export_to_hub(request: HubRequest, on_read: OnRead) -> HubExport:
         left_out=tuple(sorted(set(trained.model).difference(allowed))),
         card=card,
     )
-    return export if request.is_dry_run else call_interruptibly(lambda: _send(export, operations))
+    return export if request.dry_run else call_interruptibly(lambda: _send(export, operations))
 
 
 def _describe_file(operation: CommitOperationAdd) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def _find_option(request: HubRequest, report: AuditReport | None) -> str | None:
     """Return the option that is missing: everybody may load a public model."""
     if report is None:
         return None if request.allow_unaudited else "--allow-unaudited"
-    refused = ("red", "amber") if request.is_public else ("red",)
+    refused = ("red", "amber") if request.public else ("red",)
     is_refused = report.verdict.colour in refused and not request.allow_extracted
     return "--allow-extracted" if is_refused else None
 

@@ -216,8 +216,7 @@ def resolve_auto(
 
 def set_train(config: RunConfig, **changes: Any) -> RunConfig:
     """Return the settings with other values of `train`."""
-    train = config.train.model_copy(update=changes)
-    return config.model_copy(update={"train": train})
+    return config.model_copy(update={"train": config.train.model_copy(update=changes)})
 
 
 def resolve_auto_for_documents(config: RunConfig, device_type: str) -> RunConfig:
@@ -232,8 +231,7 @@ def keep_precision(config: RunConfig, folder: Path) -> RunConfig:
     if is_free or RunFiles(folder).find_damage("config"):
         return config
     stored = load_yaml(folder / "config.yaml").values
-    changes = {"precision": stored["train"]["precision"]}
-    return set_train(config, **changes)
+    return set_train(config, precision=stored["train"]["precision"])
 
 
 # -- after an out-of-memory error ----------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from memguard.config import ParallelConfig, RunConfig, dump_yaml
+from memguard.config import ParallelConfig, RunConfig
 from memguard.errors import ConfigError, RecordError
 from memguard.hf.checkpoint import get_folder, load_tokenizer
 from memguard.hf.export import export_model
@@ -17,8 +17,8 @@ from memguard.optim.mezo import Mezo, choose_seed
 from memguard.parallel.local_parameters import find_local_parameters
 from memguard.records.run_files import find_weights_folder
 from memguard.records.sealed import SealedRecord, load_sealed, save_sealed
-from memguard.report.model_card import render_model_card
 from memguard.train.metrics import StepMetrics, read_metrics
+from memguard.workflows.auditing.pages import render_card
 from memguard.workflows.common.folder import RunFolder, check_outside_runs
 from memguard.workflows.common.setup import load_known_tokenizer, open_distributed, start_model
 from memguard.workflows.training.memory import set_train
@@ -68,9 +68,7 @@ def export_from_seeds(run: Path, out: Path) -> None:
         for seed, by in enumerate(sums.sums):
             if by:
                 optimizer.move(by, seed)
-        card = render_model_card(
-            None, run_name=config.name, base_model=config.model.path, config_yaml=dump_yaml(config)
-        )
+        card = render_card(config)
         export_model(started.lm.model, tokenizer, out, dtype=torch.float32, card=card)
 
 

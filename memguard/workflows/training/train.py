@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from memguard.config import RunConfig, dump_yaml
+from memguard.config import RunConfig
 from memguard.config.mitigations import DpSgdConfig, find_mitigation
 from memguard.data.identity_key import load_identity_key
 from memguard.data.token_checks import check_vocabulary
@@ -41,7 +41,6 @@ from memguard.planner.rows import explain_fewer_steps, remark_on_reference_hash
 from memguard.records import save_manifest, write_atomically
 from memguard.records.run_files import find_weights_folder, list_trained_files, sum_trained
 from memguard.records.sealed import save_sealed
-from memguard.report.model_card import render_model_card
 from memguard.runtime import (
     Console,
     describe_environment,
@@ -57,7 +56,7 @@ from memguard.train.tracking import Tracking
 from memguard.train.trainer import Trainer
 from memguard.workflows.auditing.audit import audit_on_ranks, find_current_report
 from memguard.workflows.auditing.checks import AuditArguments, AuditedRun, check_audit
-from memguard.workflows.auditing.pages import show_verdict
+from memguard.workflows.auditing.pages import render_card, show_verdict
 from memguard.workflows.auditing.utility import open_alone
 from memguard.workflows.common.checks import make_command
 from memguard.workflows.common.folder import (
@@ -373,10 +372,8 @@ def _export(
     runtime.only_on_main(
         lambda: save_manifest(count_up(trainer.loader, num_samples), folder / "manifest.jsonl")
     )
-    card = render_model_card(
-        None, run_name=config.name, base_model=config.model.path, config_yaml=dump_yaml(config)
-    )
-    step, tokenizer, model = trainer.totals.step, prepared.tokenizer, started.lm.model
+    card, step = render_card(config), trainer.totals.step
+    tokenizer, model = prepared.tokenizer, started.lm.model
     target = folder / ("model" if started.adapter is None else "adapter")
     if started.lm.mesh is None and started.adapter is None:
         export_model(model, tokenizer, target, dtype=choose_export_dtype(config), card=card)
