@@ -10,7 +10,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from memguard.hf.assembly import ShardedLayer
+from memguard.hf.assembly import AssembledModel
 from memguard.hf.export import export_stored
 from memguard.parallel.local_parameters import find_local_parameters
 from memguard.runtime import Runtime
@@ -48,7 +48,7 @@ def read_all(model: Any, mesh: Any) -> dict[str, Tensor]:
 
 
 def export_layer(
-    layer: ShardedLayer,
+    layer: AssembledModel,
     tokenizer: Any,
     folder: Path,
     *,

@@ -30,7 +30,7 @@ from memguard.hf.adapter_export import (
     write_adapter,
     write_merged,
 )
-from memguard.hf.assembly import Assembly, build_meta_model, find_aliases, find_whole
+from memguard.hf.assembly import Assembly, build_meta_layer, find_aliases, find_whole
 from memguard.hf.checkpoint import (
     find_positions,
     has_tokenizer,
@@ -298,10 +298,10 @@ class StepModel:
         )
         before: WeightSource | None = None
         if path is None:
-            model = build_meta_model(read_model_config(config, self.tokenizer), assembly).model
+            model = build_meta_layer(read_model_config(config, self.tokenizer), assembly).lm.model
         else:
             stored = open_stored(path, assembly, revision=config.model.revision)
-            model, before = stored.outline(assembly).model, stored.weights
+            model, before = stored.outline(assembly).lm.model, stored.weights
         parameters, aliases = dict(model.named_parameters()), find_aliases(model)
         if spec is not None and path is not None:
             names = [name for name in parameters if is_adapter_parameter(name)]
