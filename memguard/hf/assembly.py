@@ -266,7 +266,7 @@ def fill_layer(layer: AssembledModel, source: WeightSource, *, name: str) -> lis
     for key, parameter in model.named_parameters():
         if key not in wanted:
             continue
-        rectangle = find_whole(parameter)
+        rectangle = ShardSlice.whole(parameter.shape)
         if mesh is not None and plan is not None:
             here = {"z": z.rank, "y": mesh.axis("y").rank, "x": mesh.axis("x").rank}
             placements = plan.placements(key)
@@ -285,17 +285,12 @@ def fill_layer(layer: AssembledModel, source: WeightSource, *, name: str) -> lis
         module, _, leaf = key.rpartition(".")
         dtype = _find_dtype(model, key, assembly.dtype) or buffer.dtype
         target = torch.empty_like(buffer, dtype=dtype)
-        copy_rectangle(source, stored[key], find_whole(buffer), target)
+        copy_rectangle(source, stored[key], ShardSlice.whole(buffer.shape), target)
         model.get_submodule(module)._buffers[leaf] = target
     if assembly.adapter is not None and assembly.is_trained:
         fill_lora(model, assembly.adapter, mesh)
     model.eval()
     return unexpected
-
-
-def find_whole(tensor: torch.Tensor) -> ShardSlice:
-    """Return the rectangle of a whole tensor."""
-    return ShardSlice(start=(0,) * tensor.ndim, shape=tuple(tensor.shape))
 
 
 def allocate(lm: CausalLM, device: torch.device) -> None:

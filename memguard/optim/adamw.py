@@ -39,7 +39,8 @@ class AdamW(Optimizer):
 
     def state_of(self, parameter: LocalParameter) -> Mapping[str, Tensor]:
         """Return the step count and both moments of a parameter."""
-        return self.inner.state.get(parameter.local, {})
+        state: Mapping[str, Tensor] = self.inner.state.get(parameter.local, {})
+        return state
 
     def make_room(self, parameter: LocalParameter) -> None:
         """Allocate the step count and both moments of a parameter."""

@@ -101,7 +101,7 @@ class LeastMemory(Record):
         """Return a sentence of what is known."""
         return (
             f"a rank stores at least {format_bytes(self.at_least)} of {self.stored} on "
-            f"{MeshShape(**self.mesh)}, {format_bytes(self.usable)} are available, and a step "
+            f"{_write_mesh(self.mesh)}, {format_bytes(self.usable)} are available, and a step "
             "needs more"
         )
 
@@ -109,11 +109,11 @@ class LeastMemory(Record):
         """Return why this alone exceeds the memory of a GPU of this name; None if it does not."""
         if self.at_least <= self.usable:
             return None
-        ways = [] if self.other_mesh is None else [f"use the mesh {MeshShape(**self.other_mesh)}"]
+        ways = [] if self.other_mesh is None else [f"use the mesh {_write_mesh(self.other_mesh)}"]
         if "moments" in self.stored:
             ways.append("train LoRA adapters instead of the weights, adapter.name=lora")
         return (
-            f"the mesh {MeshShape(**self.mesh)} needs at least {format_bytes(self.at_least)} for "
+            f"the mesh {_write_mesh(self.mesh)} needs at least {format_bytes(self.at_least)} for "
             f"{self.stored}; "
             f"{format_bytes(self.usable)} are available for tensors on each {gpu}; "
             f"{' or '.join(ways) or BETTER_MACHINE}"
@@ -138,7 +138,7 @@ class MeshPlan(Record):
 
     def describe(self) -> str:
         """Write the mesh as users see it: ``(data=1, z=16, y=2, x=8)``."""
-        return str(MeshShape(**{axis: getattr(self, axis) for axis in AXES}))
+        return _write_mesh({axis: getattr(self, axis) for axis in AXES})
 
     @property
     def headroom_bytes(self) -> int:
@@ -406,6 +406,10 @@ def _plan_least(model: ModelStorage, inputs: PlanInputs) -> Plan:
         num_fitting=None,
         least=least,
     )
+
+
+def _write_mesh(mesh: dict[str, int]) -> str:
+    return f"({', '.join(f'{axis}={degree}' for axis, degree in mesh.items())})"
 
 
 def _trains_all(work: Work) -> bool:

@@ -39,10 +39,11 @@ def measure_cost(
     for each in step.parameters:
         dtype = each.local.grad_dtype or each.local.dtype
         gradients[each.unit] += each.local.numel() * dtype.itemsize
-    count = {"all": sum, "unit": max, "none": lambda _: 0}[OPTIMIZERS[step.optim.name].gradients]
+    share = OPTIMIZERS[step.optim.name].gradients
+    largest = max(gradients.values(), default=0) if share == "unit" else 0
     kinds = {
         "weights": trained + sum(tensor.nbytes for tensor in (*frozen, *model.buffers())),
-        "gradients": count(gradients.values()),
+        "gradients": gradients.total() if share == "all" else largest,
         "optimizer": sum(tensor.nbytes for state in states for tensor in state),
     }
     return {
