@@ -2,10 +2,8 @@
 
     assemble           all steps from a model of transformers to the one that is trained
     assemble_loaded    of a model that has its weights, on one process
-    build_meta_layer   of a configuration, without storage: on a mesh, or to be simulated
-    build_meta_model   the same on one process
+    build_meta_layer   of a configuration, without storage
     fill_layer         storage for this rank's shards; each rank reads its rectangles into it
-    fill_model         the same of a model that may have no mesh, whose tensors are read whole
 
 On the meta device parameters have no storage, but buffers (rotary frequencies) have their values,
 as no file has them. Building a model there needs almost no memory, whatever its size.

@@ -80,7 +80,7 @@ class MergedWeights:
         a, b, magnitude = self.read_factors(layer)
         columns = slice(rectangle.start[1], rectangle.start[1] + rectangle.shape[1])
         # DoRA's norm needs whole rows.
-        read = slice(0, layer.num_in) if layer.has_magnitude else columns
+        read = slice(0, layer.num_in) if self.adapter.config.use_dora else columns
         result = torch.empty(0)
         for rows in _cut_rows(rectangle, read.stop - read.start):
             weight = self.base.read(name, _as_slice(rows, read))
@@ -117,8 +117,8 @@ class MergedWeights:
         """Return A ``[R, K]``, B ``[N, R]`` and DoRA's magnitude ``[N]``, as stored."""
         with safe_open(self.adapter.folder / ADAPTER_WEIGHTS, framework="pt") as file:
             a, b = (file.get_tensor(layer.find_name(part)) for part in ("A", "B"))
-            has_magnitude = layer.has_magnitude
-            return a, b, file.get_tensor(layer.find_name("magnitude")) if has_magnitude else None
+            use_dora = self.adapter.config.use_dora
+            return a, b, file.get_tensor(layer.find_name("magnitude")) if use_dora else None
 
 
 def open_merged(folder: Path, *, base: str | None = None) -> tuple[MergedWeights, Path]:
