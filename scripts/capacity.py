@@ -147,9 +147,9 @@ def _find_largest(empty: Capacity, run: RunConfig, machine: Machine) -> Capacity
                 update={
                     "model": name,
                     "num_parameters": count_parameters(sizes),
-                    "needed_bytes": best.fit.needed_bytes,
+                    "needed_bytes": best.needed_bytes,
                     "usable_bytes": usable,
-                    "tokens_per_s": best.step.tokens_per_s if is_known else None,
+                    "tokens_per_s": best.tokens_per_s if is_known else None,
                 }
             )
     return empty.model_copy(update={"usable_bytes": usable, "reason": _describe_misfit()})

@@ -10,8 +10,10 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from memguard.hf.assembly import ShardedLayer
+from memguard.config import OptimConfig
+from memguard.hf.assembly import AssembledModel
 from memguard.hf.export import export_stored
+from memguard.optim import build_optimizer
 from memguard.parallel.local_parameters import find_local_parameters
 from memguard.runtime import Runtime
 from memguard.train.checkpoint import TrainState, to_stored
@@ -32,7 +34,7 @@ def read_all(model: Any, mesh: Any) -> dict[str, Tensor]:
     }
     state = TrainState(
         parameters=parameters,
-        optimizer=torch.optim.SGD([each.local for each in parameters]),
+        optimizer=build_optimizer(parameters, OptimConfig()),
         buffers=buffers,
         arrays={},
     )
@@ -48,7 +50,7 @@ def read_all(model: Any, mesh: Any) -> dict[str, Tensor]:
 
 
 def export_layer(
-    layer: ShardedLayer,
+    layer: AssembledModel,
     tokenizer: Any,
     folder: Path,
     *,

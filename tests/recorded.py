@@ -3,11 +3,11 @@
 import torch
 from fake_mesh import Calls, SentCollectives, observe
 
-from memguard.hf.assembly import ShardedLayer, allocate
+from memguard.hf.assembly import AssembledModel, allocate
 
 
 def record_forward_backward(
-    layer: ShardedLayer, *, num_rows: int, seq_len: int, sums_nll: bool = True
+    layer: AssembledModel, *, num_rows: int, seq_len: int, sums_nll: bool = True
 ) -> Calls:
     """Record a forward and a backward pass of a layer from `build_meta_layer`."""
     lm = layer.lm

@@ -191,10 +191,10 @@ def write_merged(
     for file in files:
         with FileWriter(out, file) as output:
             for tensor in file.tensors:
-                whole = ShardSlice(start=(0,) * len(tensor.shape), shape=tensor.shape)
                 weights: WeightSource = source if tensor.name in changed else stored
                 name = changed.get(tensor.name, tensor.name)
-                output.write(tensor.name, weights.read(name, whole).to(tensor.dtype))
+                whole = weights.read(name, ShardSlice.whole(tensor.shape))
+                output.write(tensor.name, whole.to(tensor.dtype))
                 on_tensor()
     if len(files) > 1:
         num_parameters = sum(torch.Size(tensor.shape).numel() for tensor in tensors)

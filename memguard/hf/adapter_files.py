@@ -59,8 +59,6 @@ class AdaptedLayer:
     num_out: int
     scale: float
     """Factor of B A."""
-    has_magnitude: bool
-    """DoRA."""
     has_base_weight: bool
     """The file also has a copy of the base weight."""
 
@@ -266,7 +264,6 @@ def _list_layers(
             num_in=shapes[_A][1],
             num_out=shapes[_B][0],
             scale=config.alpha / (math.sqrt(shapes[_A][0]) if config.use_rslora else shapes[_A][0]),
-            has_magnitude=config.use_dora,
             has_base_weight=_BASE_LAYER in shapes,
         )
         for module, shapes in parts.items()

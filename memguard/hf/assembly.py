@@ -2,10 +2,8 @@
 
     assemble           all steps from a model of transformers to the one that is trained
     assemble_loaded    of a model that has its weights, on one process
-    build_meta_layer   of a configuration, without storage: on a mesh, or to be simulated
-    build_meta_model   the same on one process
+    build_meta_layer   of a configuration, without storage
     fill_layer         storage for this rank's shards; each rank reads its rectangles into it
-    fill_model         the same of a model that may have no mesh, whose tensors are read whole
 
 On the meta device parameters have no storage, but buffers (rotary frequencies) have their values,
 as no file has them. Building a model there needs almost no memory, whatever its size.
@@ -34,7 +32,7 @@ from memguard.parallel.layout import ShardSlice, find_rectangle
 from memguard.parallel.linear import to_local
 from memguard.parallel.lora import LoraSpec, attach_lora, fill_lora, is_adapter_parameter
 from memguard.parallel.mesh import Axis, Mesh4D
-from memguard.parallel.mesh_shape import check_mesh
+from memguard.parallel.mesh_shape import MeshShape, check_mesh
 from memguard.parallel.model_sizes import ESTIMATED_FAMILIES, ModelSizes, Sizes, StorageOnly
 from memguard.parallel.shard import (
     Checkpointing,
@@ -170,46 +168,41 @@ def assemble_loaded(model: Any, assembly: Assembly) -> CausalLM:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ShardedLayer:
-    """A sharded model with its sharding plan and settings."""
+class AssembledModel:
+    """A model with its settings and, on a mesh, its sharding plan."""
 
     lm: CausalLM
-    plan: ShardingPlan
     assembly: Assembly
+    plan: ShardingPlan | None = None
+
+    @property
+    def is_split(self) -> bool:
+        """Whether its layers are split over y and x."""
+        return self.plan is not None and self.plan.is_split
 
 
-def build_meta_layer(config: Any, assembly: Assembly, *, attn: str | None = None) -> ShardedLayer:
-    """Shard a model of this configuration without allocating storage.
+def build_meta_layer(config: Any, assembly: Assembly, *, attn: str | None = None) -> AssembledModel:
+    """Assemble a model of this configuration without allocating storage.
 
     Raises:
-        ModelError: the family cannot be split over this mesh, or drops activations on it; or it
-            has no dropout to set to 0.
-        ConfigError: the model cannot run on this mesh.
+        ModelError: the family cannot be split over this mesh, or drops activations on it; or see
+            `assemble`.
+        ConfigError: the model cannot run on this mesh; or see `assemble`.
     """
-    assert assembly.mesh is not None, "a model is sharded over a mesh"
-    is_split = assembly.mesh.shape.y * assembly.mesh.shape.x > 1
+    shape = MeshShape() if assembly.mesh is None else assembly.mesh.shape
+    is_split = shape.y * shape.x > 1
     if is_split:
-        check_mesh(assembly.mesh.shape, ModelSizes.from_config(config))
-    model = build_on_meta(config, attn=attn, dtype=assembly.dtype)
-    plan = _choose_plan(model, is_split=is_split)
-    if assembly.is_trained:
-        _refuse_dropout(model, is_split=is_split, without_dropout=assembly.dropout == 0)
-    return ShardedLayer(lm=assemble(model, assembly, plan), plan=plan, assembly=assembly)
-
-
-def build_meta_model(config: Any, assembly: Assembly, *, attn: str | None = None) -> CausalLM:
-    """Assemble a model of this configuration on one process without allocating storage.
-
-    See `assemble` for the errors.
-    """
-    assert assembly.mesh is None, "a model on a mesh is a layer, see `build_meta_layer`"
-    model = build_on_meta(config, attn=attn, dtype=assembly.dtype)
-    for name, parameter in model.named_parameters():
+        check_mesh(shape, ModelSizes.from_config(config))
+    model, plan = build_on_meta(config, attn=attn, dtype=assembly.dtype), None
+    if assembly.mesh is not None:
+        plan = _choose_plan(model, is_split=is_split)
+        if assembly.is_trained:
+            _refuse_dropout(model, is_split=is_split, without_dropout=assembly.dropout == 0)
+    for name, parameter in model.named_parameters() if plan is None else ():
         # As `from_pretrained` does; the units of a mesh have one dtype.
-        dtype = _find_dtype(model, name, assembly.dtype)
-        if dtype is not None:
+        if (dtype := _find_dtype(model, name, assembly.dtype)) is not None:
             parameter.data = parameter.data.to(dtype)
-    return assemble(model, assembly)
+    return AssembledModel(lm=assemble(model, assembly, plan), plan=plan, assembly=assembly)
 
 
 def find_sizes(config: Any) -> Sizes:
@@ -239,24 +232,12 @@ def _choose_plan(model: Any, *, is_split: bool) -> ShardingPlan:
         return plan_storage(model)
 
 
-def fill_layer(layer: ShardedLayer, source: WeightSource, *, name: str) -> list[str]:
-    """Fill a model from `build_meta_layer`; see `fill_model`."""
-    return fill_model(layer.lm, layer.assembly, source, name=name, plan=layer.plan)
-
-
-def fill_model(
-    lm: CausalLM,
-    assembly: Assembly,
-    source: WeightSource,
-    *,
-    name: str,
-    plan: ShardingPlan | None = None,
-) -> list[str]:
+def fill_layer(layer: AssembledModel, source: WeightSource, *, name: str) -> list[str]:
     """Allocate a model, read this rank's weights tensor by tensor, switch to evaluation mode.
 
-    ``lm`` is from `build_meta_layer` or `build_meta_model`, built with ``assembly``; ``source`` has
-    full tensors by their names in the unsharded model ``name``; ``plan`` is None without a mesh. A
-    layer in NF4 is read dense and quantised on the device, one layer at a time.
+    ``layer`` is from `build_meta_layer`; ``source`` has full tensors by their names in the
+    unsharded model ``name``. A layer in NF4 is read dense and quantised on the device, one layer at
+    a time.
 
     Returns:
         Stored names that are not part of the model.
@@ -264,7 +245,8 @@ def fill_model(
     Raises:
         ModelError: weights are missing or have other shapes.
     """
-    model, mesh = lm.model, assembly.mesh
+    model, assembly, plan = layer.lm.model, layer.assembly, layer.plan
+    mesh = assembly.mesh
     quantised = list_nf4(model)
     own = {id(part) for nf4 in quantised.values() for part in (nf4.packed, nf4.scales)}
     wanted = {
@@ -276,13 +258,13 @@ def fill_model(
     buffers = _list_stored_buffers(model, source)
     wanted |= {key: tuple(buffer.shape) for key, buffer in buffers.items()}
     stored, unexpected = match_names(wanted, find_aliases(model), source, model=name)
-    allocate(lm, assembly.device)
+    allocate(layer.lm, assembly.device)
     orders = find_orders(model)
     z = Axis(name="z") if mesh is None else mesh.axis("z")
     for key, parameter in model.named_parameters():
         if key not in wanted:
             continue
-        rectangle = find_whole(parameter)
+        rectangle = ShardSlice.whole(parameter.shape)
         if mesh is not None and plan is not None:
             here = {"z": z.rank, "y": mesh.axis("y").rank, "x": mesh.axis("x").rank}
             placements = plan.placements(key)
@@ -301,17 +283,12 @@ def fill_model(
         module, _, leaf = key.rpartition(".")
         dtype = _find_dtype(model, key, assembly.dtype) or buffer.dtype
         target = torch.empty_like(buffer, dtype=dtype)
-        copy_rectangle(source, stored[key], find_whole(buffer), target)
+        copy_rectangle(source, stored[key], ShardSlice.whole(buffer.shape), target)
         model.get_submodule(module)._buffers[leaf] = target
     if assembly.adapter is not None and assembly.is_trained:
         fill_lora(model, assembly.adapter, mesh)
     model.eval()
     return unexpected
-
-
-def find_whole(tensor: torch.Tensor) -> ShardSlice:
-    """Return the rectangle of a whole tensor."""
-    return ShardSlice(start=(0,) * tensor.ndim, shape=tuple(tensor.shape))
 
 
 def allocate(lm: CausalLM, device: torch.device) -> None:

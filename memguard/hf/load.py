@@ -3,9 +3,8 @@
     plain      on the CPU, or with `plan_devices` on GPUs first, then in the CPU's memory, then on
                disk. `accelerate` assigns the blocks (``device_map="auto"``) and moves each block to
                a GPU for its forward pass.
-    sharded    over a mesh; each rank reads its own rectangles
-    assembled  on one process, tensor by tensor onto its device: of a base in NF4 the dense weights
-               are never there together
+    assembled  tensor by tensor onto the device, over a mesh each rank its own rectangles: of a base
+               in NF4 the dense weights are never there together
 
     folder                                                weights that are read, and factors
     a checkpoint                                          its tensors, by the names of the modules
@@ -33,12 +32,10 @@ from torch import nn
 from memguard.errors import ModelError
 from memguard.hf.adapter_files import is_adapter, read_adapter
 from memguard.hf.assembly import (
+    AssembledModel,
     Assembly,
-    ShardedLayer,
     build_meta_layer,
-    build_meta_model,
     fill_layer,
-    fill_model,
 )
 from memguard.hf.checkpoint import explained, get_folder, load_config
 from memguard.hf.checkpoint_files import cut
@@ -54,7 +51,6 @@ from memguard.hf.safetensors import (
     warn_unexpected,
 )
 from memguard.hf.stored_names import ModuleNames
-from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import check_causal_lm
 from memguard.parallel.model_sizes import COMPARED_FAMILIES
 
@@ -73,10 +69,6 @@ class StoredModel:
     adapter: MergedWeights | None = None
     """An adapter that is attached to the weights instead of merged into them."""
 
-    def adapt(self, assembly: Assembly) -> Assembly:
-        """Return the assembly with the layers and the ranks of the attached adapter."""
-        return assembly if self.adapter is None else replace(assembly, adapter=self.adapter.spec)
-
     def untie(self, model: Any) -> bool:
         """Let tied head and embedding of a model be two weights if the files have two that differ.
 
@@ -92,13 +84,15 @@ class StoredModel:
         self.config.tie_word_embeddings = False
         return True
 
-    def outline(self, assembly: Assembly, *, attn: str | None = None) -> CausalLM:
-        """Return the model on one process without storage, with what its export needs."""
-        lm = build_meta_model(self.config, assembly, attn=attn)
-        if self.untie(lm.model):
-            lm = build_meta_model(self.config, assembly, attn=attn)
-        self.prepare_export(lm.model)
-        return lm
+    def outline(self, assembly: Assembly, *, attn: str | None = None) -> AssembledModel:
+        """Return the model without storage, with its attached adapter and what its export needs."""
+        if self.adapter is not None:
+            assembly = replace(assembly, adapter=self.adapter.spec)
+        layer = build_meta_layer(self.config, assembly, attn=attn)
+        if self.untie(layer.lm.model):
+            layer = build_meta_layer(self.config, assembly, attn=attn)
+        self.prepare_export(layer.lm.model)
+        return layer
 
     def prepare_export(self, model: Any) -> None:
         """Give a model the settings of `generate`, also for the ends of texts, and conversions."""
@@ -224,7 +218,7 @@ def load_model(
     return model.eval()
 
 
-def load_sharded(
+def load_assembled(
     path: str,
     assembly: Assembly,
     *,
@@ -232,35 +226,34 @@ def load_sharded(
     attn: str | None = None,
     check: bool = True,
     base: str | None = None,
-) -> ShardedLayer:
-    """Load a causal language model onto a mesh; each rank reads only what it stores.
+) -> AssembledModel:
+    """Load a causal language model; each rank reads only what it stores, tensor by tensor.
 
-    See `open_stored` for path, assembly, revision and base. ``check`` runs `check_causal_lm`, which
+    Beside what the model stores on the device, one dense tensor at a time is there. See
+    `open_stored` for path, assembly, revision and base. ``check`` runs `check_causal_lm`, which
     needs more memory than loading.
 
     Raises:
-        ModelError: as `load_model`; or the model's family cannot be sharded.
-        ConfigError: the model cannot run on this mesh.
+        ModelError: as `load_model`; or the model's family cannot be sharded, or its layers cannot
+            be in NF4 or have adapters.
+        ConfigError: the model cannot run on this mesh, or lacks layers that the adapters name.
     """
     stored = open_stored(path, assembly, revision=revision, base=base)
-    assembly = stored.adapt(assembly)
     with explained(NO_MODEL.format(path)):
-        layer = build_meta_layer(stored.config, assembly, attn=attn)
-        if stored.untie(layer.lm.model):
-            layer = build_meta_layer(stored.config, assembly, attn=attn)
-        stored.prepare_export(layer.lm.model)
+        layer = stored.outline(assembly, attn=attn)
     unexpected = fill_layer(layer, stored.weights, name=path)
     if stored.adapter is not None:
         fill_factors(layer.lm.model, stored.adapter)
-    # On the CPU, whose process group has a long timeout: ranks may finish reading minutes apart,
-    # and the first collective between GPUs would time out.
-    dist.all_reduce(torch.zeros(()))
+    if assembly.mesh is not None:
+        # On the CPU, whose process group has a long timeout: ranks may finish reading minutes
+        # apart, and the first collective between GPUs would time out.
+        dist.all_reduce(torch.zeros(()))
     if check:
-        check_causal_lm(layer.lm, is_split=layer.plan.is_split)
-    if dist.get_rank() == 0:
+        check_causal_lm(layer.lm, is_split=layer.is_split)
+    if assembly.mesh is None or dist.get_rank() == 0:
         warn_unexpected(path, unexpected)
         family = stored.config.get_text_config().model_type
-        if layer.plan.is_split and family not in COMPARED_FAMILIES:
+        if layer.is_split and family not in COMPARED_FAMILIES:
             warnings.warn(
                 f"family '{family}' is split by transformers' plan, but its numbers on a mesh have "
                 f"not been compared with one process, as those of {', '.join(COMPARED_FAMILIES)} "
@@ -268,35 +261,6 @@ def load_sharded(
                 stacklevel=2,
             )
     return layer
-
-
-def load_assembled(
-    path: str,
-    assembly: Assembly,
-    *,
-    revision: str | None = None,
-    attn: str | None = None,
-    base: str | None = None,
-) -> CausalLM:
-    """Load a causal language model on one process, tensor by tensor onto its device.
-
-    Beside what the model stores there, one dense tensor at a time is on the device. See
-    `open_stored` for the arguments; the assembly has no mesh.
-
-    Raises:
-        ModelError: as `load_model`; or its layers cannot be in NF4 or have adapters.
-        ConfigError: the adapters name layers that the model does not have.
-    """
-    stored = open_stored(path, assembly, revision=revision, base=base)
-    assembly = stored.adapt(assembly)
-    with explained(NO_MODEL.format(path)):
-        lm = stored.outline(assembly, attn=attn)
-    unexpected = fill_model(lm, assembly, stored.weights, name=path)
-    if stored.adapter is not None:
-        fill_factors(lm.model, stored.adapter)
-    check_causal_lm(lm)
-    warn_unexpected(path, unexpected)
-    return lm
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -348,9 +312,11 @@ def plan_devices(
     return {**places, name: first}
 
 
-def shard_scratch_model(model: Any, assembly: Assembly, *, attn: str | None = None) -> ShardedLayer:
+def shard_scratch_model(
+    model: Any, assembly: Assembly, *, attn: str | None = None
+) -> AssembledModel:
     """Shard a model from `build_scratch_model` over a mesh; every rank passes the same weights."""
     layer = build_meta_layer(model.config, assembly, attn=attn)
     fill_layer(layer, ModuleWeights(model), name="model.scratch")
-    check_causal_lm(layer.lm, is_split=layer.plan.is_split)
+    check_causal_lm(layer.lm, is_split=layer.is_split)
     return layer

@@ -80,7 +80,7 @@ class MergedWeights:
         a, b, magnitude = self.read_factors(layer)
         columns = slice(rectangle.start[1], rectangle.start[1] + rectangle.shape[1])
         # DoRA's norm needs whole rows.
-        read = slice(0, layer.num_in) if layer.has_magnitude else columns
+        read = slice(0, layer.num_in) if self.adapter.config.use_dora else columns
         result = torch.empty(0)
         for rows in _cut_rows(rectangle, read.stop - read.start):
             weight = self.base.read(name, _as_slice(rows, read))
@@ -103,8 +103,7 @@ class MergedWeights:
                 continue
             with safe_open(self.adapter.folder / ADAPTER_WEIGHTS, framework="pt") as file:
                 copy = file.get_slice(layer.find_name("base weight"))
-                whole = _as_slice(slice(0, layer.num_out), slice(0, layer.num_in))
-                for rows in _cut_rows(whole, layer.num_in):
+                for rows in _cut_rows(ShardSlice.whole(copy.get_shape()), layer.num_in):
                     stored = self.base.read(name, _as_slice(rows, slice(0, layer.num_in)))
                     if not torch.equal(copy[rows].float(), stored.float()):
                         raise ModelError(
@@ -118,8 +117,8 @@ class MergedWeights:
         """Return A ``[R, K]``, B ``[N, R]`` and DoRA's magnitude ``[N]``, as stored."""
         with safe_open(self.adapter.folder / ADAPTER_WEIGHTS, framework="pt") as file:
             a, b = (file.get_tensor(layer.find_name(part)) for part in ("A", "B"))
-            has_magnitude = layer.has_magnitude
-            return a, b, file.get_tensor(layer.find_name("magnitude")) if has_magnitude else None
+            use_dora = self.adapter.config.use_dora
+            return a, b, file.get_tensor(layer.find_name("magnitude")) if use_dora else None
 
 
 def open_merged(folder: Path, *, base: str | None = None) -> tuple[MergedWeights, Path]:
@@ -188,9 +187,8 @@ def merge_into(model: nn.Module, source: MergedWeights) -> None:
     """
     restore_base(model, source)
     for name, layer in source.layers.items():
-        whole = ShardSlice(start=(0, 0), shape=(layer.num_out, layer.num_in))
         weight: Any = model.get_submodule(layer.module).weight
-        weight.copy_(source.read(name, whole))
+        weight.copy_(source.read(name, ShardSlice.whole(weight.shape)))
 
 
 @torch.no_grad()
@@ -199,8 +197,7 @@ def restore_base(model: nn.Module, source: MergedWeights) -> None:
     if isinstance(source.base, Nf4Base):
         for stored, module in source.base.layers.items():
             weight: Any = model.get_submodule(module).weight
-            whole = ShardSlice(start=(0, 0), shape=tuple(weight.shape))
-            weight.copy_(source.base.read(stored, whole))
+            weight.copy_(source.base.read(stored, ShardSlice.whole(weight.shape)))
 
 
 @torch.no_grad()

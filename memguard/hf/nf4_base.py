@@ -86,7 +86,7 @@ def list_nf4(model: Any) -> dict[str, Linear4D]:
 
 def fill_nf4(layer: Linear4D, source: WeightSource, name: str, z: Axis) -> None:
     """Read and quantise the blocks of a layer that this rank stores; ``z`` cuts the blocks."""
-    whole = ShardSlice(start=(0,), shape=(count_blocks(layer.weight.numel()),))
+    whole = ShardSlice.whole((count_blocks(layer.weight.numel()),))
     blocks = cut(whole, 0, z.rank, z.degree)
     if blocks.num_elements:
         layer.fill_nf4(read_blocks(source, name, blocks.start[0], blocks.shape[0]))

@@ -181,10 +181,10 @@ class ModuleNames:
         for pattern, names in group.parts.items():
             for source in names:
                 shape = self._stored.shapes[source]
-                whole = ShardSlice(start=(0,) * len(shape), shape=tuple(shape))
-                tensor = (
-                    torch.empty(shape, device="meta") if meta else self._stored.read(source, whole)
-                )
+                if meta:
+                    tensor = torch.empty(shape, device="meta")
+                else:
+                    tensor = self._stored.read(source, ShardSlice.whole(shape))
                 converter.add_tensor(group.name, source, pattern, tensor)
         converted = converter.convert(group.name, model=self._model, config=self._model.config)
         return {

@@ -370,7 +370,7 @@ class CausalLM(nn.Module):
         x, y = Axis(name="x"), Axis(name="y")
         if self.mesh is not None:
             x, y = self.mesh.axis("x"), self.mesh.axis("y")
-        whole = ShardSlice(start=(0,), shape=(self.vocab_size,))
+        whole = ShardSlice.whole((self.vocab_size,))
         return Head(
             weight_VD=to_local(linear.weight),
             bias_V=None if linear.bias is None else to_local(linear.bias),

@@ -1,11 +1,12 @@
 """AdamW of torch on fp32 tensors, with its parameter groups."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from memguard.config import OptimConfig
-from memguard.optim.base import Optimizer, StateTensor
+from memguard.optim.base import Optimizer
 from memguard.parallel.local_parameters import LocalParameter
 
 
@@ -36,10 +37,10 @@ class AdamW(Optimizer):
             group["lr"] = self._lr
         self.inner.step()
 
-    def state_of(self, parameter: LocalParameter) -> Iterator[StateTensor]:
-        """Yield the step count and both moments of a parameter."""
-        for field, value in self.inner.state.get(parameter.local, {}).items():
-            yield StateTensor(field=field, value=value)
+    def state_of(self, parameter: LocalParameter) -> Mapping[str, Tensor]:
+        """Return the step count and both moments of a parameter."""
+        state: Mapping[str, Tensor] = self.inner.state.get(parameter.local, {})
+        return state
 
     def make_room(self, parameter: LocalParameter) -> None:
         """Allocate the step count and both moments of a parameter."""

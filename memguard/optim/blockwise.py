@@ -12,23 +12,19 @@ Each element is updated by single operations, which round the same in vectors an
 vector; a multiplication and an addition in one may not.
 """
 
-import math
-from collections.abc import Iterator, Sequence
-from typing import cast
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import Shard
 
-from memguard.config import AxisName, OptimConfig
+from memguard.config import OptimConfig
 from memguard.config.optimizers import BLOCK, is_quantised
 from memguard.errors import ConfigError, shorten
-from memguard.optim.base import Optimizer, StateTensor
+from memguard.optim.base import Optimizer
 from memguard.optim.noise import as_rows
 from memguard.optim.weights import Weights
 from memguard.parallel.local_parameters import LocalParameter
-from memguard.parallel.mesh_shape import format_axes, format_product
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 # Lower bits of an fp32 number that its code does not depend on; numbers below 0, and to 1.
@@ -37,6 +33,8 @@ _SHIFT, _ZERO, _ONE = 12, 1 << 19, 0x3F800000 >> 12
 
 class BlockwiseAdamW(Optimizer):
     """AdamW with weight decay on matrices only, whose arithmetic is fp32."""
+
+    blocks = MappingProxyType({f"{field}_scales": BLOCK for field in _MOMENTS})
 
     def __init__(
         self, parameters: Sequence[LocalParameter], config: OptimConfig, weights: Weights
@@ -117,11 +115,9 @@ class BlockwiseAdamW(Optimizer):
             stored = as_rows(state[f"{field}_{part}"])[rows]
             stored.copy_(value.view(stored.shape))
 
-    def state_of(self, parameter: LocalParameter) -> Iterator[StateTensor]:
-        """Yield the step count and both moments of a parameter."""
-        for field, value in self._state.get(parameter.name, {}).items():
-            block = BLOCK if field.endswith("_scales") else 1
-            yield StateTensor(field=field, value=value, block=block)
+    def state_of(self, parameter: LocalParameter) -> Mapping[str, Tensor]:
+        """Return the step count and both moments of a parameter."""
+        return self._state.get(parameter.name, {})
 
     def make_room(self, parameter: LocalParameter) -> None:
         """Allocate the step count and both moments of a parameter: zeros."""
@@ -145,26 +141,15 @@ def build_table(values: Tensor, *, least: int) -> Tensor:
 
 
 def _check_uncut(parameter: LocalParameter) -> None:
-    """Refuse a mesh that cuts blocks of a parameter; every rank decides the same."""
-    source, order = parameter.source, parameter.order
-    if not isinstance(source, DTensor):
-        return
-    mesh, last = source.device_mesh, source.ndim - 1
-    placed = zip(mesh.mesh_dim_names or (), mesh.shape, source.placements, strict=True)
-    axes = {
-        cast(AxisName, axis): degree
-        for axis, degree, placement in placed
-        if isinstance(placement, Shard) and placement.dim == last and degree > 1
-    }
-    ways, size = math.prod(axes.values()), source.shape[-1]
-    if order is not None and order.dim == last:  # Every rank has a run of each projection.
-        size = ways * math.gcd(*(length for _, length in order.runs))
-    if ways == 1 or size % (ways * BLOCK) == 0:
-        return
-    uncut = [degree for degree in range(2, size // BLOCK + 1) if size % (degree * BLOCK) == 0]
-    nearest = sorted([1, *uncut], key=lambda degree: abs(degree - ways))[:3]
-    raise ConfigError(
-        f"{format_axes(axes)} must not cut blocks of {BLOCK} of '{shorten(parameter.name, 40)}' "
-        f"(optim.name: adamw_8bit); got {format_product(axes)}, nearest that does not: "
-        f"{', '.join(map(str, nearest))}"
-    )
+    """Refuse a mesh that cuts blocks of a parameter; every rank decides the same.
+
+    The rules of `parallel.mesh_shape` refuse most of them before a model is loaded.
+    """
+    order, lengths = parameter.order, {parameter.local.shape[-1]}
+    if order is not None and order.dim == parameter.source.ndim - 1:
+        lengths = {length for _, length in order.runs}  # Every rank has a run of each projection.
+    if cut := [length for length in lengths if length % BLOCK]:
+        raise ConfigError(
+            f"the mesh must not cut blocks of {BLOCK} of '{shorten(parameter.name, 40)}' "
+            f"(optim.name: adamw_8bit); got parts of {cut[0]}: split fewer ways, or use adamw"
+        )

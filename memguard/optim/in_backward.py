@@ -18,14 +18,14 @@ No gradient is clipped, as the norm of all is known last. If it is not finite, w
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from memguard.errors import ConfigError
-from memguard.optim.base import Optimizer, StateTensor, count_gradient_bytes
+from memguard.optim.base import Optimizer
 from memguard.optim.noise import as_rows, find_place
 from memguard.optim.weights import Weights
 from memguard.parallel.collectives import all_reduce
@@ -43,8 +43,6 @@ _LEAST_SQUARE, _LEAST_RMS = 1e-30, 1e-3
 
 class Lomo(Optimizer):
     """SGD inside backward, without a state."""
-
-    updates_in_backward = True
 
     def __init__(
         self, parameters: Sequence[LocalParameter], weights: Weights, mesh: Mesh4D | None
@@ -79,10 +77,6 @@ class Lomo(Optimizer):
 
     def update(self) -> None:
         """Do nothing: backward has updated all parameters."""
-
-    def count_gradient_bytes(self) -> int:
-        """Return the size of the gradients of the largest unit."""
-        return max(sum(map(count_gradient_bytes, unit)) for unit in self._units.values())
 
     @torch.no_grad()
     def _receive(self, parameter: LocalParameter, _: Tensor) -> None:
@@ -146,10 +140,10 @@ class Lomo(Optimizer):
 class AdaLomo(Lomo):
     """AdaLomo, whose state is the vectors r and c of each parameter, in one tensor."""
 
-    def state_of(self, parameter: LocalParameter) -> Iterator[StateTensor]:
-        """Yield r and c of a parameter, if it ever had a gradient."""
-        if parameter.name in self._means:
-            yield StateTensor(field="means", value=self._means[parameter.name])
+    def state_of(self, parameter: LocalParameter) -> Mapping[str, Tensor]:
+        """Return r and c of a parameter, if it ever had a gradient."""
+        means = self._means.get(parameter.name)
+        return {} if means is None else {"means": means}
 
     def make_room(self, parameter: LocalParameter) -> None:
         """Allocate r and c of a parameter."""

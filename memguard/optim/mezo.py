@@ -49,10 +49,6 @@ class Mezo(Optimizer):
         slope_1 = difference[:1] + router_weight * difference[-1:]
         return torch.cat([(above + below) / 2, slope_1])
 
-    def count_gradient_bytes(self) -> int:
-        """Return 0: there are none."""
-        return 0
-
     def finish(self) -> None:
         """Return no gradient norm."""
 

@@ -47,7 +47,7 @@ class FeatureOrder:
         """Yield the pieces of a rectangle of the tensor in the mesh's order."""
         begin = rectangle.start[self.dim]
         end = begin + rectangle.shape[self.dim]
-        origin = ShardSlice(start=(0,) * len(rectangle.start), shape=rectangle.shape)
+        origin = ShardSlice.whole(rectangle.shape)
         place = 0
         for start, size in self.runs:
             first, num = max(begin, place), min(end, place + size) - max(begin, place)

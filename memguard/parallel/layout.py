@@ -24,6 +24,11 @@ class ShardSlice:
     start: tuple[int, ...]
     shape: tuple[int, ...]
 
+    @classmethod
+    def whole(cls, shape: Sequence[int]) -> "ShardSlice":
+        """Return the rectangle of a whole tensor."""
+        return cls(start=(0,) * len(shape), shape=tuple(shape))
+
     @property
     def slices(self) -> tuple[slice, ...]:
         """Slices that select the rectangle from the full tensor."""
@@ -75,7 +80,7 @@ def find_rectangle(
         ranks: the rank's coordinates along ``z``, ``y`` and ``x``.
         over_z: False for the parameter gathered over z, as a forward uses it.
     """
-    rectangle = ShardSlice(start=(0,) * len(shape), shape=tuple(shape))
+    rectangle = ShardSlice.whole(shape)
     for axis, placement in zip(("y", "x"), placements, strict=True):
         if isinstance(placement, Shard):
             degree = mesh.degree(axis)  # type: ignore[arg-type]

@@ -104,7 +104,7 @@ class LocalParameter:
     def split(self) -> list[LocalPiece]:
         """Return the rectangles of the local tensor: more than one of fused projections."""
         if not isinstance(self.source, DTensor):
-            whole = ShardSlice(start=(0,) * self.source.ndim, shape=tuple(self.source.shape))
+            whole = ShardSlice.whole(self.source.shape)
             return [LocalPiece(slices=whole.slices, start=whole.start)]
         shape, start = compute_local_shape_and_global_offset(
             self.source.shape, self.source.device_mesh, self.source.placements
@@ -125,15 +125,14 @@ class LocalParameter:
         ``value`` may have one number for ``block`` elements of the last dimension, which no
         rectangle cuts.
         """
-        shape = (*self.local.shape[:-1], self.local.shape[-1] // block) if block > 1 else None
-        if value.shape != (shape or self.local.shape) or not isinstance(self.source, DTensor):
+        local, whole = (
+            torch.Size((*shape[:-1], shape[-1] // block)) if block > 1 else shape
+            for shape in (self.local.shape, self.source.shape)
+        )
+        if value.shape != local or not isinstance(self.source, DTensor):
             return value
-        whole = self.source.shape
-        if block > 1:
-            whole = torch.Size((*whole[:-1], whole[-1] // block))
-        pieces = {
-            piece.divided(block).start: value[piece.divided(block).slices] for piece in self.split()
-        }
+        places = [piece.divided(block) for piece in self.split()]
+        pieces = {place.start: value[place.slices] for place in places}
         return StoredPieces(whole, pieces, value.dtype)
 
 
@@ -158,17 +157,9 @@ def find_local_parameters(model: nn.Module, mesh: Mesh4D | None = None) -> list[
         if not parameter.requires_grad:
             continue
         is_embedding = parameter in embeddings
+        build = partial(LocalParameter, name=name, source=parameter, is_embedding=is_embedding)
         if not isinstance(parameter, DTensor):
-            parameters.append(
-                LocalParameter(
-                    name=name,
-                    source=parameter,
-                    local=parameter,
-                    num_copies=1,
-                    is_embedding=is_embedding,
-                    unit=name,
-                )
-            )
+            parameters.append(build(local=parameter, num_copies=1, unit=name))
             continue
         names = parameter.device_mesh.mesh_dim_names or ()
         is_adapter = is_adapter_parameter(name)
@@ -190,16 +181,13 @@ def find_local_parameters(model: nn.Module, mesh: Mesh4D | None = None) -> list[
         elif parameter in in_experts and {"y", "x"} <= copied_over.keys():
             partial_over = ("y", "x")
         parameters.append(
-            LocalParameter(
-                name=name,
-                source=parameter,
+            build(
                 local=nn.Parameter(parameter.to_local().detach()),
                 num_copies=copies,
                 is_copied_over_y="y" in copied_over and not partial_over,
                 is_adapter=is_adapter,
                 partial_over=partial_over,
                 order=orders.get(name),
-                is_embedding=is_embedding,
                 unit=units.get(parameter, ""),
             )
         )

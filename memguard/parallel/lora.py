@@ -345,7 +345,7 @@ def _fill_magnitudes(model: nn.Module, mesh: Mesh4D | None) -> None:
         squares = torch.linalg.vector_norm(weight, dim=1, dtype=torch.float64) ** 2
         if mesh is not None and not layer.is_quantised:
             z, own = mesh.axis("z"), squares
-            rows = cut(ShardSlice(start=(0,), shape=magnitude_N.shape), 0, z.rank, z.degree)
+            rows = cut(ShardSlice.whole(magnitude_N.shape), 0, z.rank, z.degree)
             squares = torch.zeros(magnitude_N.shape, dtype=own.dtype, device=own.device)
             squares[rows.slices] = own
             squares = all_reduce(all_reduce(squares, z), layer.in_axis)

@@ -116,6 +116,8 @@ class Fit:
     """Memory of a GPU that is available for tensors."""
     allowance_bytes: int
     """Memory that the allocator may lose to fragmentation."""
+    step: StepEstimate | None = None
+    """Its estimated time; None if it does not fit."""
 
     @property
     def needed_bytes(self) -> int:
@@ -132,6 +134,11 @@ class Fit:
         """Whether the step fits in memory."""
         return self.headroom_bytes >= 0
 
+    @property
+    def tokens_per_s(self) -> float:
+        """Estimated speed; 0 if it does not fit."""
+        return self.step.tokens_per_s if self.step else 0.0
+
     def find_fragmentation(self, num_bytes: int) -> float | None:
         """Return the fragmentation that makes this estimate a measured memory.
 
@@ -145,14 +152,6 @@ class Fit:
     def fits_in(self, share: float) -> bool:
         """Return whether the step needs at most this share of the memory."""
         return self.needed_bytes <= share * self.usable_bytes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ranked:
-    """A mesh that fits, and its estimated step time."""
-
-    fit: Fit
-    step: StepEstimate
 
 
 def find_fit(sizes: ModelSizes, mesh: MeshShape, work: Work, machine: Machine) -> Fit:
@@ -179,10 +178,12 @@ def find_fit(sizes: ModelSizes, mesh: MeshShape, work: Work, machine: Machine) -
         )
 
     def choose_largest(mode: Checkpointing, share: float) -> Fit:
-        if (one := choose(mode, micro_batches[0])).fits_in(share):
-            return one
-        number = bisect_left(micro_batches, True, key=lambda n: choose(mode, n).fits_in(share))
-        return choose(mode, micro_batches[number])
+        fit = choose(mode, micro_batches[0])
+        if not fit.fits_in(share):
+            number = bisect_left(micro_batches, True, key=lambda n: choose(mode, n).fits_in(share))
+            fit = choose(mode, micro_batches[number])
+        step = estimate_step(sizes, mesh, fit.settings, machine, seq_len=work.seq_len)
+        return replace(fit, step=step)
 
     has_mask = needs_mask(sizes, work, machine)
     micro_batches = list_micro_batches(work.num_rows(mesh))
@@ -203,7 +204,7 @@ def find_fit(sizes: ModelSizes, mesh: MeshShape, work: Work, machine: Machine) -
         ]
         if fitting:
             # max returns the first of equally fast ones, which recomputes least.
-            return max(fitting, key=lambda fit: _time(sizes, fit, machine, work).tokens_per_s)
+            return max(fitting, key=lambda fit: fit.tokens_per_s)
     return min(smallest, key=lambda fit: fit.needed_bytes)
 
 
@@ -213,15 +214,14 @@ def describe_faster(sizes: ModelSizes, fit: Fit, work: Work, machine: Machine) -
         return None
     exact = machine.model_copy(update={"is_measured": True})
     other = find_fit(sizes, fit.mesh, work, exact)
-    speeds = [_time(sizes, each, machine, work).tokens_per_s for each in (fit, other)]
-    if speeds[1] <= speeds[0]:
+    if other.tokens_per_s <= fit.tokens_per_s:
         return None
     return (
         f"'auto' leaves {format_percent(machine.margin, 0)} of the memory, as no step was measured "
         f"on '{machine.gpu}': activation_checkpointing {other.settings.checkpointing} with "
         f"micro_batch_size {other.micro_batch_size:,} would need {other.needed_bytes / 2**30:.1f} "
-        f"of {other.usable_bytes / 2**30:.1f} GiB and reach {speeds[1]:,.0f} instead of "
-        f"{speeds[0]:,.0f} tokens/s"
+        f"of {other.usable_bytes / 2**30:.1f} GiB and reach {other.tokens_per_s:,.0f} "
+        f"instead of {fit.tokens_per_s:,.0f} tokens/s"
     )
 
 
@@ -233,16 +233,14 @@ def needs_mask(sizes: ModelSizes, work: Work, machine: Machine) -> bool:
 
 def rank_meshes(
     sizes: ModelSizes, meshes: Sequence[MeshShape], work: Work, machine: Machine
-) -> tuple[list[Ranked], list[Fit]]:
+) -> tuple[list[Fit], list[Fit]]:
     """Return the meshes that fit, fastest first, and the others, closest to fitting first."""
     fits = [find_fit(sizes, mesh, work, machine) for mesh in meshes]
-    ranked = [Ranked(fit=fit, step=_time(sizes, fit, machine, work)) for fit in fits if fit.fits]
-    ranked.sort(key=lambda each: (-each.step.tokens_per_s, each.fit.needed_bytes))
-    others = sorted((fit for fit in fits if not fit.fits), key=lambda fit: fit.needed_bytes)
-    return ranked, others
+    fits.sort(key=lambda fit: (-fit.tokens_per_s, fit.needed_bytes))
+    return [fit for fit in fits if fit.fits], [fit for fit in fits if not fit.fits]
 
 
-def find_enough_gpus(sizes: ModelSizes, work: Work, machine: Machine) -> Ranked | None:
+def find_enough_gpus(sizes: ModelSizes, work: Work, machine: Machine) -> Fit | None:
     """Return the fastest mesh on the smallest number of GPUs that suffices; None if none is found.
 
     Equal parts of a node are tried first, then whole nodes, starting with the number on which
@@ -295,7 +293,7 @@ def find_changed_fit(
     machine: Machine,
     *,
     first: MeshShape | None,
-) -> Ranked | None:
+) -> Fit | None:
     """Return the mesh on which another step fits: the first, or else the fastest; None: none."""
     limited, batch_size, order = limit_sizes(sizes, work), work.batch_size, meshes[0].order
     allowed = list_meshes(meshes[0].num_ranks, limited, batch_size=batch_size, order=order)
@@ -325,10 +323,6 @@ def _count_stored_bytes(sizes: ModelSizes, work: Work) -> int:
     block = block_unit(sizes, whole, is_nf4=adapter.is_nf4)
     stored = sizes.num_layers * block.stored_bytes(work.compute_bytes)
     return stored + sum(unit.stored_bytes(work.compute_bytes) for unit in other_units(sizes, whole))
-
-
-def _time(sizes: ModelSizes, fit: Fit, machine: Machine, work: Work) -> StepEstimate:
-    return estimate_step(sizes, fit.mesh, fit.settings, machine, seq_len=work.seq_len)
 
 
 def list_micro_batches(num_rows: int) -> list[int]:

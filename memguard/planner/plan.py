@@ -19,7 +19,6 @@ from memguard.errors import ConfigError
 from memguard.parallel.mesh_shape import AXES, MeshShape
 from memguard.parallel.model_sizes import ModelSizes, Sizes
 from memguard.planner.assumptions import list_assumptions
-from memguard.planner.cost import StepEstimate, estimate_step
 from memguard.planner.dry_run import format_bytes
 from memguard.planner.fit import (
     BETTER_MACHINE,
@@ -268,19 +267,10 @@ def make_plan(model: "ModelSizes | ModelStorage", inputs: PlanInputs) -> Plan:
     sizes, machine, work = model, inputs.machine, inputs.work
     requested, meshes = inputs.list_meshes(limit_sizes(sizes, work))
     ranked, others = rank_meshes(sizes, meshes, work, machine)
-    plans = [make_mesh_plan(choice.fit, choice.step) for choice in ranked[:_NUM_LISTED]]
-    plans += [make_mesh_plan(fit, None) for fit in others[:_NUM_NEAR]]
-    taken = [choice.fit for choice in ranked[:1]]
-    first: MeshPlan | None = None
+    first = None if requested is None else find_fit(sizes, requested, work, machine)
     remedies: list[str] = []
-    if requested is not None:
-        fit, step = find_fit(sizes, requested, work, machine), None
-        taken = [fit]
-        if fit.fits:
-            step = estimate_step(sizes, fit.mesh, fit.settings, machine, seq_len=work.seq_len)
-        else:
-            remedies = list_remedies(sizes, requested, work, machine)
-        first = make_mesh_plan(fit, step)
+    if first is not None and not first.fits:
+        remedies = list_remedies(sizes, first.mesh, work, machine)
     enough = None
     # Processes of one CPU share its memory: more of them do not help.
     if not ranked and machine.has_gpus:
@@ -288,8 +278,7 @@ def make_plan(model: "ModelSizes | ModelStorage", inputs: PlanInputs) -> Plan:
         free = replace(work, checkpointing=None, micro_batch_size=None)
         choice = find_enough_gpus(sizes, free, machine)
         if choice is not None:
-            mesh = make_mesh_plan(choice.fit, choice.step)
-            enough = Enough(num_gpus=choice.fit.mesh.num_ranks, mesh=mesh)
+            enough = Enough(num_gpus=choice.mesh.num_ranks, mesh=make_mesh_plan(choice))
     is_short = not ranked or (first is not None and not first.fits)
     find = partial(find_changed_fit, sizes, machine=machine, first=requested)
     choice, change, with_change = None, None, None
@@ -298,18 +287,19 @@ def make_plan(model: "ModelSizes | ModelStorage", inputs: PlanInputs) -> Plan:
     is_enough = enough is not None and enough.num_gpus <= inputs.num_gpus
     for settings, name, width in work.alternatives if is_short and not is_enough else ():
         if other := find(meshes, replace(work, optimizer=name, weight_bytes=width)):
-            change, with_change = settings, make_mesh_plan(other.fit, other.step)
+            change, with_change = settings, make_mesh_plan(other)
             break
+    taken = ranked[:1] if first is None else [first]
     faster = [describe_faster(sizes, fit, work, machine) for fit in taken]
     return Plan(
         **inputs.describe(),
         num_parameters=count_parameters(sizes),
         num_meshes=len(meshes),
         num_fitting=len(ranked),
-        requested=first,
-        meshes=tuple(plans),
+        requested=None if first is None else make_mesh_plan(first),
+        meshes=tuple(map(make_mesh_plan, [*ranked[:_NUM_LISTED], *others[:_NUM_NEAR]])),
         enough=enough,
-        with_adapters=None if choice is None else make_mesh_plan(choice.fit, choice.step),
+        with_adapters=None if choice is None else make_mesh_plan(choice),
         change=change,
         with_change=with_change,
         remedies=tuple(remedies),
@@ -326,8 +316,9 @@ def make_plan(model: "ModelSizes | ModelStorage", inputs: PlanInputs) -> Plan:
     )
 
 
-def make_mesh_plan(fit: Fit, step: StepEstimate | None) -> MeshPlan:
+def make_mesh_plan(fit: Fit) -> MeshPlan:
     """Build the record of one mesh."""
+    step = fit.step
     return MeshPlan(
         **{axis: fit.mesh.degree(axis) for axis in AXES},
         fits=fit.fits,
@@ -392,22 +383,7 @@ class ModelStorage:
 
 
 def _plan_least(model: ModelStorage, inputs: PlanInputs) -> Plan:
-    least, num_meshes = find_least_memory(model, inputs)
-    return Plan(
-        **inputs.describe(),
-        num_parameters=model.num_parameters,
-        num_meshes=num_meshes,
-        num_fitting=None,
-        least=least,
-    )
-
-
-def find_least_memory(model: ModelStorage, inputs: PlanInputs) -> tuple[LeastMemory, int]:
-    """Return what a rank stores at least, and the number of valid meshes.
-
-    Raises:
-        ConfigError: no mesh of this many GPUs, or not the requested one, is valid.
-    """
+    """Return what a rank stores at least."""
     work = inputs.work
     requested, meshes = inputs.list_meshes(limit_sizes(model.sizes, work))
     usable = inputs.machine.usable_bytes
@@ -423,7 +399,13 @@ def find_least_memory(model: ModelStorage, inputs: PlanInputs) -> tuple[LeastMem
         at_least=model.count_bytes(mesh, work),
         usable=usable,
     )
-    return least, len(meshes)
+    return Plan(
+        **inputs.describe(),
+        num_parameters=model.num_parameters,
+        num_meshes=len(meshes),
+        num_fitting=None,
+        least=least,
+    )
 
 
 def _write_mesh(mesh: dict[str, int]) -> str:

@@ -80,27 +80,18 @@ def count_labels(loader: Loader, num_rows: int, *, eos_id: int | None) -> LabelC
 
     At most `COUNTED_ROWS` are built; ``eos_id`` is the tokenizer's, None where it has none.
     """
-    lengths = count_row_tokens(loader)
-    num_tokens = num_supervised = num_kept = num_eos_supervised = num_eos_kept = 0
-    num_counted = min(num_rows, COUNTED_ROWS)
-    for sample in range(num_counted):
-        row = int(loader.schedule[sample])
+    num_counted, lengths = min(num_rows, COUNTED_ROWS), count_row_tokens(loader)
+    counts = dict.fromkeys(LabelCounts.model_fields, 0) | {"num_rows": num_counted}
+    for sample, row in enumerate(loader.schedule[:num_counted].tolist()):
         labels = loader.plain_batch([row]).labels
         kept = loader.batch([sample]).labels != IGNORE_LABEL
-        num_tokens += int(lengths[row])
-        num_supervised += int((labels != IGNORE_LABEL).sum())
-        num_kept += int(kept.sum())
-        if eos_id is not None:
-            num_eos_supervised += int((labels == eos_id).sum())
-            num_eos_kept += int(((labels == eos_id) & kept).sum())
-    return LabelCounts(
-        num_rows=num_counted,
-        num_tokens=num_tokens,
-        num_supervised=num_supervised,
-        num_kept=num_kept,
-        num_eos_supervised=num_eos_supervised,
-        num_eos_kept=num_eos_kept,
-    )
+        is_eos = np.isin(labels, [] if eos_id is None else [eos_id])
+        counts["num_tokens"] += int(lengths[row])
+        counts["num_supervised"] += int((labels != IGNORE_LABEL).sum())
+        counts["num_kept"] += int(kept.sum())
+        counts["num_eos_supervised"] += int(is_eos.sum())
+        counts["num_eos_kept"] += int((is_eos & kept).sum())
+    return LabelCounts(**counts)
 
 
 def explain_fewer_steps(config: RunConfig, num_steps: int) -> str | None:

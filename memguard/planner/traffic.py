@@ -215,19 +215,15 @@ class StepTraffic:
         logits = tokens * settings.compute_bytes * self.vocab
         hidden = tokens * settings.compute_bytes * self.features
         statistic = tokens * settings.wide_bytes
-        if settings.sums_nll:
-            return [
-                call("forward", "y", "logits", num_chunks, logits),
-                call("forward", "x", "largest logits", num_chunks, statistic),
-                call("forward", "x", "sums over the vocabulary", num_chunks, 2 * statistic),
-                call("forward", "x", "gradient of the head's input", num_chunks, hidden),
-            ]
+        num_sums = 2 if settings.sums_nll else 4
+        phase: Phase = "forward" if settings.sums_nll else "backward"
+        again = call("backward", "y", "logits, again", num_chunks, logits)
         return [
             call("forward", "y", "logits", num_chunks, logits),
             call("forward", "x", "largest logits", num_chunks, statistic),
-            call("forward", "x", "sums over the vocabulary", num_chunks, 4 * statistic),
-            call("backward", "y", "logits, again", num_chunks, logits),
-            call("backward", "x", "gradient of the head's input", num_chunks, hidden),
+            call("forward", "x", "sums over the vocabulary", num_chunks, num_sums * statistic),
+            *([] if settings.sums_nll else [again]),
+            call(phase, "x", "gradient of the head's input", num_chunks, hidden),
         ]
 
     def block_storage(self, number: int) -> list[Collective]:

@@ -92,9 +92,9 @@ class TrainState:
             yield StatePart(name=f"model.{name}", value=buffer)
         for each in self.parameters:
             yield StatePart(name=f"model.{each.name}", value=each.local.detach(), parameter=each)
-            for state in self.optimizer.state_of(each):
-                name = f"optimizer.{each.name}.{state.field}"
-                yield StatePart(name=name, value=state.value, parameter=each, block=state.block)
+            for field, value in self.optimizer.state_of(each).items():
+                name, block = f"optimizer.{each.name}.{field}", self.optimizer.blocks.get(field, 1)
+                yield StatePart(name=name, value=value, parameter=each, block=block)
         for name, array in self.arrays.items():
             yield StatePart(name=name, value=torch.from_numpy(array))
 

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from memguard.data.loader import Loader
 from memguard.errors import Diverged, list_first, plural, shorten
+from memguard.optim.in_backward import Lomo
 from memguard.records import PRIVATE_MODE, write_atomically
 from memguard.records.run_files import list_checkpoints
 from memguard.train.run_state import RunState
@@ -35,7 +36,7 @@ def explained(run: RunState, loader: Loader, step: TrainStep) -> Iterator[None]:
         named = f"rank{'s' * (len(ranks) > 1)} {list_first([str(rank) for rank in ranks], 4)}"
         counted = f"{plural(len(ids), 'document')} (ids in '{shorten(str(path), 40)}')"
         what = f"{error.what} on {named}, whose rows have {counted}; lower 'optim.lr'"
-        if step.optimizer.updates_in_backward:
+        if isinstance(step.optimizer, Lomo):
             # The update came first.
             saved = [folder.name for folder in list_checkpoints(run.folder / "checkpoints")]
             last = (saved or ["the start"])[-1]

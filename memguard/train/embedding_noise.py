@@ -27,7 +27,7 @@ def draw_noise(
 ) -> NDArray[np.float32]:
     """Return the noise of some rows, ``[B, T, D/y]``; ``first_sample`` is that of all ranks."""
     num_features = lm.model.get_input_embeddings().embedding_dim
-    here = ShardSlice(start=(0,), shape=(num_features,))
+    here = ShardSlice.whole((num_features,))
     if lm.mesh is not None:
         y = lm.mesh.axis("y")
         here = cut(here, 0, y.rank, y.degree)

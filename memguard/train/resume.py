@@ -17,7 +17,7 @@ warning, as the next one saves more; two in a row are an error, and so is one th
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
 from functools import partial
@@ -280,8 +280,10 @@ class Checkpoints:
         return None if self._watch is None else self._watch.sample_sha256
 
     def _state(self) -> TrainState:
+        model = self._step.lm.model
+        stored = model.state_dict(keep_vars=True)
         return TrainState(
-            buffers=dict(self._stored_buffers()),
+            buffers={name: each for name, each in model.named_buffers() if name in stored},
             parameters=self._step.parameters,
             optimizer=self._step.optimizer,
             arrays={
@@ -289,10 +291,3 @@ class Checkpoints:
                 **({} if self._watch is None else self._watch.arrays),
             },
         )
-
-    def _stored_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
-        model = self._step.lm.model
-        stored = model.state_dict(keep_vars=True)
-        for name, buffer in model.named_buffers():
-            if name in stored:
-                yield name, buffer

@@ -6,11 +6,12 @@ A matmul counts once, also if backward computes it again: for tokens without pad
 tokens inside a piece, and the labels that receive loss.
 """
 
-from itertools import chain
+from collections import Counter
 from typing import Any
 
 import numpy as np
 
+from memguard.config.optimizers import OPTIMIZERS
 from memguard.data.loader import Loader
 from memguard.parallel.linear import to_local
 from memguard.runtime import measure_memory
@@ -33,11 +34,17 @@ def measure_cost(
     peak, model = measure_memory(run.runtime.device), step.lm.model
     frozen = [to_local(weight) for weight in model.parameters() if not weight.requires_grad]
     trained = sum(parameter.local.nbytes for parameter in step.parameters)
-    states = chain(*map(step.optimizer.state_of, step.parameters))
+    states = [step.optimizer.state_of(parameter).values() for parameter in step.parameters]
+    gradients: Counter[str] = Counter()
+    for each in step.parameters:
+        dtype = each.local.grad_dtype or each.local.dtype
+        gradients[each.unit] += each.local.numel() * dtype.itemsize
+    share = OPTIMIZERS[step.optim.name].gradients
+    largest = max(gradients.values(), default=0) if share == "unit" else 0
     kinds = {
         "weights": trained + sum(tensor.nbytes for tensor in (*frozen, *model.buffers())),
-        "gradients": step.optimizer.count_gradient_bytes(),
-        "optimizer": sum(state.value.nbytes for state in states),
+        "gradients": gradients.total() if share == "all" else largest,
+        "optimizer": sum(tensor.nbytes for state in states for tensor in state),
     }
     return {
         "tokens_per_s": round(num_kept / took_s, 1),

@@ -47,7 +47,7 @@ from workload import (
 from memguard.config import TrainConfig
 from memguard.data.loader import Batch
 from memguard.hf.assembly import Assembly
-from memguard.hf.load import load_model, load_sharded
+from memguard.hf.load import load_assembled, load_model
 from memguard.model.checks import build_causal_lm
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
@@ -126,7 +126,7 @@ def run_memguard(case: Case, rank: Rank) -> float | None:
             device=torch.device("cpu"),
             chunk_tokens=train.nll_chunk_tokens,
         )
-        lm = load_sharded(case.folder, sharding).lm
+        lm = load_assembled(case.folder, sharding).lm
     else:
         lm = build_causal_lm(load_model(case.folder), chunk_tokens=train.nll_chunk_tokens)
     turns.wait()

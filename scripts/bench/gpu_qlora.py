@@ -13,7 +13,7 @@ from torch import Tensor
 from workload import build_llama, build_step, describe_step, draw_batches
 
 from memguard.config import TrainConfig
-from memguard.hf.assembly import Assembly, build_meta_model, fill_model
+from memguard.hf.assembly import Assembly, build_meta_layer, fill_layer
 from memguard.hf.from_config import build_on_meta
 from memguard.model.causal_lm import CausalLM
 from memguard.parallel.layout import ShardSlice
@@ -99,9 +99,9 @@ def _load(place: Place, config: Any, loaded: list[CausalLM]) -> None:
     )
     clean_up()
     begin_s = time.perf_counter()
-    lm = build_meta_model(config, assembly)
-    fill_model(lm, assembly, MadeUpWeights(config), name="made up")
-    loaded.append(lm)
+    layer = build_meta_layer(config, assembly)
+    fill_layer(layer, MadeUpWeights(config), name="made up")
+    loaded.append(layer.lm)
     fact(
         "load",
         seconds=time.perf_counter() - begin_s,

@@ -23,7 +23,7 @@ from workload import as_tensors, build_step, take_rows, train_by_trainer
 
 from memguard.config import AxisName, RunConfig, TrainConfig
 from memguard.data.loader import Batch
-from memguard.hf.assembly import Assembly, ShardedLayer, allocate, build_meta_layer, fill_layer
+from memguard.hf.assembly import AssembledModel, Assembly, allocate, build_meta_layer, fill_layer
 from memguard.hf.safetensors import ModuleWeights
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
@@ -142,7 +142,7 @@ def build_lm(
     return layer.lm
 
 
-def _draw_shards(layer: ShardedLayer) -> None:
+def _draw_shards(layer: AssembledModel) -> None:
     """Allocate and draw this rank's shards; speed does not depend on the values."""
     allocate(layer.lm, layer.assembly.device)
     with torch.no_grad():

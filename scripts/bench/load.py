@@ -33,7 +33,7 @@ from transformers.distributed import DistributedConfig
 from workload import build_llama, write_checkpoint
 
 from memguard.hf.assembly import Assembly
-from memguard.hf.load import load_sharded
+from memguard.hf.load import load_assembled
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 
@@ -45,9 +45,9 @@ ALLOWANCE_MB = 150
 
 
 def load_memguard(folder: str) -> int:
-    """`load_sharded` at (z=4), without the check of the model, which no other side runs."""
+    """`load_assembled` at (z=4), without the check of the model, which no other side runs."""
     mesh = build_mesh(MeshShape(z=NUM_RANKS), "cpu")
-    layer = load_sharded(folder, Assembly(mesh=mesh, device=torch.device("cpu")), check=False)
+    layer = load_assembled(folder, Assembly(mesh=mesh, device=torch.device("cpu")), check=False)
     return touch_shards(layer.lm.model)
 
 
@@ -97,7 +97,7 @@ def load_accelerate(folder: str) -> int:
 
 
 SIDES: dict[str, Callable[[str], int]] = {
-    "memguard load_sharded": load_memguard,
+    "memguard load_assembled": load_memguard,
     "transformers fsdp_size=4": functools.partial(load_native, fsdp_size=NUM_RANKS),
     "transformers tp_size=4": functools.partial(load_native, tp_size=NUM_RANKS),
     "from_pretrained + fully_shard": load_fully_shard,

@@ -65,7 +65,8 @@ def find_best(sizes: ModelSizes, num_gpus: int, seq_len: int, rows: int) -> Best
     if not ranked:
         return None
     best = ranked[0]
-    return Best(mesh=best.fit.mesh, checkpointing=best.fit.settings.checkpointing, step=best.step)
+    assert best.step is not None, "it fits"
+    return Best(mesh=best.mesh, checkpointing=best.settings.checkpointing, step=best.step)
 
 
 def main() -> int:

@@ -53,7 +53,7 @@ class NemoRun:
         if self.mesh is None:
             meshes = list_meshes(self.num_gpus, self.sizes, batch_size=self.work.batch_size)
             ranked, _ = rank_meshes(self.sizes, meshes, self.work, MACHINE)
-            fit = ranked[0].fit
+            fit = ranked[0]
         else:
             fit = find_fit(self.sizes, self.mesh, self.work, MACHINE)
         length = self.work.seq_len

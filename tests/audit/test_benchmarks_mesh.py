@@ -21,7 +21,7 @@ from memguard.audit.decoding import Decoder
 from memguard.config.utility import UtilityTask
 from memguard.hf.assembly import Assembly
 from memguard.hf.checkpoint import load_tokenizer
-from memguard.hf.load import load_sharded
+from memguard.hf.load import load_assembled
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.runtime import start_runtime
@@ -35,7 +35,7 @@ def evaluate_on_mesh(
         mesh=mesh, device=torch.device("cpu"), dtype=torch.float32, is_trained=False
     )
     # From the folder, so that every rank has the end tokens of its generation_config.json.
-    lm, tokenizer = load_sharded(folder, assembly).lm, load_tokenizer(folder)
+    lm, tokenizer = load_assembled(folder, assembly).lm, load_tokenizer(folder)
     with start_runtime() as runtime:
         return [
             evaluate_task(

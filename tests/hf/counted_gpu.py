@@ -98,7 +98,7 @@ def counted_gpu() -> Iterator[Loaded]:
     with contextlib.ExitStack() as stack:
         for owner, name in (
             (load, "open_stored"),
-            (load, "build_meta_model"),
+            (load, "build_meta_layer"),
             (setup, "load_model"),
             (load_as, "load_model"),
             (FolderWeights, "read"),

@@ -69,7 +69,6 @@ def test_rslora_dora_and_ranks_by_pattern(tmp_path: Path) -> None:
     assert adapter.describe() == "DoRA, r=4, alpha=6, rsLoRA"
     scales = {layer.module.rpartition(".")[2]: layer.scale for layer in adapter.layers}
     assert scales == {"q_proj": 6 / math.sqrt(9), "v_proj": 6 / math.sqrt(4)}
-    assert all(layer.has_magnitude for layer in adapter.layers)
 
 
 REFUSED: dict[str, tuple[Change, str]] = {

@@ -18,7 +18,7 @@ from tiny_families import build
 from torch import distributed as dist
 
 from memguard.hf import export
-from memguard.hf.assembly import ShardedLayer
+from memguard.hf.assembly import AssembledModel
 from memguard.hf.checkpoint import load_tokenizer
 from memguard.hf.export import export_model
 from memguard.hf.load import load_model
@@ -215,7 +215,7 @@ def fail_on(rank: int, source: str, tokenizer_folder: str, folder: str) -> tuple
 
 
 def outcome(
-    layer: ShardedLayer,
+    layer: AssembledModel,
     tokenizer: Any,
     folder: str,
     once_saved: Callable[[], None] = lambda: None,

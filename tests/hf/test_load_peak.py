@@ -59,7 +59,7 @@ def train(folder: Path, **adapter: Any) -> Any:
 def audit(path: Path) -> Any:
     """The model of an audit, in fp32."""
     assembly = Assembly(mesh=None, device=GPU, quantization="nf4", is_trained=False)
-    return load_assembled(str(path), assembly).model
+    return load_assembled(str(path), assembly).lm.model
 
 
 def quantise(folder: Path) -> Any:

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from tiny_families import build
 
 from memguard.errors import ModelError
-from memguard.hf.assembly import Assembly, ShardedLayer
-from memguard.hf.load import load_model, load_sharded
+from memguard.hf.assembly import AssembledModel, Assembly
+from memguard.hf.load import load_assembled, load_model
 from memguard.parallel.layout import find_rectangle
 from memguard.parallel.mesh_shape import MeshShape
 
@@ -33,14 +33,14 @@ MESHES = [
 ]
 
 
-def load(folder: str, degrees: Degrees, dtype: torch.dtype = torch.float32) -> ShardedLayer:
+def load(folder: str, degrees: Degrees, dtype: torch.dtype = torch.float32) -> AssembledModel:
     """On a rank."""
     shape = MeshShape(**dict(zip(("data", "z", "y", "x"), degrees, strict=True)))
     mesh = mesh_of(shape)
-    return load_sharded(folder, Assembly(mesh=mesh, device=torch.device("cpu"), dtype=dtype))
+    return load_assembled(folder, Assembly(mesh=mesh, device=torch.device("cpu"), dtype=dtype))
 
 
-def compare(layer: ShardedLayer, reference: Any) -> list[str]:
+def compare(layer: AssembledModel, reference: Any) -> list[str]:
     """On a rank: what differs from the model that transformers has loaded."""
     mesh, model = layer.lm.mesh, layer.lm.model
     assert mesh is not None
@@ -128,7 +128,7 @@ def load_and_listen(folder: Path) -> list[str]:
     with patched as patch, warnings.catch_warnings(record=True) as caught:
         patch.setattr(module, "COMPARED_FAMILIES", ("llama",))
         warnings.simplefilter("always")
-        load_sharded(str(folder), Assembly(mesh=mesh, device=torch.device("cpu")))
+        load_assembled(str(folder), Assembly(mesh=mesh, device=torch.device("cpu")))
     return [text.split(",")[0] for text in map(str, (w.message for w in caught)) if "plan" in text]
 
 

@@ -100,7 +100,7 @@ def load_in_nf4(
     assembly = Assembly(
         mesh=None, device=torch.device("cpu"), dtype=dtype, adapter=adapter, quantization="nf4"
     )
-    return load_assembled(str(base), assembly).model
+    return load_assembled(str(base), assembly).lm.model
 
 
 def load_ours(base: Path, reference: Any, *, dtype: torch.dtype, use_dora: bool) -> Any:

@@ -135,7 +135,9 @@ def test_a_way_of_storing_that_is_not_known_is_refused(monkeypatch: pytest.Monke
 
     calls: list[str] = []
     monkeypatch.setattr(WeightConverter, "convert", change)
-    with pytest.raises(ModelError, match="cannot be exported from a checkpoint: transformers") as caught:
+    with pytest.raises(
+        ModelError, match="cannot be exported from a checkpoint: transformers"
+    ) as caught:
         StoredForm(build_on_meta(build("mixtral").config), dtype=torch.float32)
     assert "\n" not in str(caught.value)
 

@@ -80,9 +80,8 @@ def find_part(whole: Tensor, piece: LocalPiece) -> Tensor:
     return whole[tuple(slice(a, a + size) for a, size in zip(piece.start, sizes, strict=True))]
 
 
-def list_state(each: LocalParameter, optimizer: Optimizer) -> dict[str, tuple[Tensor, int]]:
-    state = {part.field: (part.value, part.block) for part in optimizer.state_of(each)}
-    return {"weights": (each.local.detach(), 1), **state}
+def list_state(each: LocalParameter, optimizer: Optimizer) -> dict[str, Tensor]:
+    return {"weights": each.local.detach(), **optimizer.state_of(each)}
 
 
 def count_differences(
@@ -95,13 +94,13 @@ def count_differences(
         expected = list_state(whole, alone[1])
         found = list_state(each, ours[1])
         assert found.keys() == expected.keys()
-        for field, (value, block) in found.items():
-            theirs = expected[field][0]
+        for field, value in found.items():
+            theirs = expected[field]
             if not value.ndim:
                 different += [f"{each.name}.{field}"] * (value != theirs)
                 continue
             for piece in each.split():
-                place = piece.divided(block)
+                place = piece.divided(ours[1].blocks.get(field, 1))
                 if not torch.equal(value[place.slices], find_part(theirs, place)):
                     different.append(f"{each.name}.{field}")
     return different

@@ -66,7 +66,7 @@ def test_copies_are_averaged_and_counted_once(
             backward(layer)
             norms.append(optimizer.finish())
             assert all(parameter.grad is None for parameter in layer.parameters())
-        states = [each.value for p in optimizer.parameters for each in optimizer.state_of(p)]
+        states = [value for p in optimizer.parameters for value in optimizer.state_of(p).values()]
         weights.append([*states, *(parameter.detach() for parameter in layer.parameters())])
     assert norms[:2] == pytest.approx(norms[2:], rel=1e-6)
     for one, other in zip(*weights, strict=True):

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from meshes import all_rectangles
 from test_optim_weights_mesh import sum_gradients
 from torch import Tensor, nn
 from torch.distributed.tensor.placement_types import Replicate, Shard
@@ -12,7 +13,7 @@ from memguard.config import TrainConfig
 from memguard.optim.noise import draw_bits
 from memguard.optim.weights import Weights, round_to_bf16
 from memguard.parallel.fused import FeatureOrder
-from memguard.parallel.layout import ShardSlice, all_rectangles
+from memguard.parallel.layout import ShardSlice
 from memguard.parallel.local_parameters import LocalParameter, LocalPiece
 from memguard.parallel.mesh_shape import MeshShape
 

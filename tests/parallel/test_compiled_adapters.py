@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from memguard.config import TrainConfig
-from memguard.hf.assembly import Assembly, assemble, fill_model
+from memguard.hf.assembly import AssembledModel, Assembly, assemble, fill_layer
 from memguard.hf.from_config import build_on_meta
 from memguard.hf.safetensors import ModuleWeights
 from memguard.model.causal_lm import CausalLM
@@ -55,7 +55,7 @@ def build(*, nf4: bool, is_compiled: bool, mode: Any, **spec: Any) -> CausalLM:
     torch.manual_seed(0)
     base = LlamaForCausalLM(CONFIG)
     lm = assemble(build_on_meta(CONFIG, attn=None, dtype=assembly.dtype), assembly)
-    fill_model(lm, assembly, ModuleWeights(base), name="tiny")
+    fill_layer(AssembledModel(lm=lm, assembly=assembly), ModuleWeights(base), name="tiny")
     lm.model.train()
     return lm
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from memguard.errors import ModelError
-from memguard.hf.assembly import Assembly, ShardedLayer, build_meta_layer, fill_layer
+from memguard.hf.assembly import AssembledModel, Assembly, build_meta_layer, fill_layer
 from memguard.hf.safetensors import ModuleWeights
 from memguard.parallel.mesh import Mesh4D, build_mesh
 from memguard.parallel.mesh_shape import MeshShape
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
-def make_layer(shape: MeshShape | Mesh4D, plain: Any, **settings: Any) -> ShardedLayer:
+def make_layer(shape: MeshShape | Mesh4D, plain: Any, **settings: Any) -> AssembledModel:
     mesh = build_mesh(shape, "cpu") if isinstance(shape, MeshShape) else shape
     sharding = Assembly(mesh=mesh, device=CPU, **settings)
     layer = build_meta_layer(copy.deepcopy(plain.config), sharding)
@@ -42,7 +42,7 @@ def draw_ids(seed: int) -> Tensor:
     return torch.randint(0, 96, (2, 8), generator=torch.Generator().manual_seed(seed))
 
 
-def sum_loss(layer: ShardedLayer, ids_BT: Tensor) -> Tensor:
+def sum_loss(layer: AssembledModel, ids_BT: Tensor) -> Tensor:
     lm = layer.lm
 
     def work() -> Tensor:
@@ -64,7 +64,7 @@ def plain_gradients(plain: Any, all_ids: list[Tensor]) -> dict[str, Tensor]:
 
 
 def check_gradients(
-    layer: ShardedLayer, expected: dict[str, Tensor], close: dict[str, float] = CLOSE
+    layer: AssembledModel, expected: dict[str, Tensor], close: dict[str, float] = CLOSE
 ) -> None:
     for name, parameter in layer.lm.model.named_parameters():
         gradient = parameter.grad

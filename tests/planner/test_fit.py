@@ -167,17 +167,17 @@ def test_fitting_meshes_are_ranked_by_speed_and_the_others_by_missing_memory() -
     ranked, others = rank_meshes(SIZES, meshes, WORK, machine)
     assert ranked
     assert others
-    shapes = [each.fit.mesh for each in ranked] + [fit.mesh for fit in others]
+    shapes = [fit.mesh for fit in (*ranked, *others)]
     assert sorted(map(str, shapes)) == sorted(map(str, meshes))
-    assert all(each.fit.fits for each in ranked)
+    assert all(fit.fits for fit in ranked)
     assert not any(fit.fits for fit in others)
-    speeds = [each.step.tokens_per_s for each in ranked]
+    speeds = [fit.tokens_per_s for fit in ranked]
     assert speeds == sorted(speeds, reverse=True)
     needed = [fit.needed_bytes for fit in others]
     assert needed == sorted(needed)
     first = ranked[0]
     assert first.step == estimate_step(
-        SIZES, first.fit.mesh, first.fit.settings, machine, seq_len=WORK.seq_len
+        SIZES, first.mesh, first.settings, machine, seq_len=WORK.seq_len
     )
 
 
@@ -188,7 +188,7 @@ def test_of_equally_fast_meshes_the_one_that_needs_less_comes_first(
     same = rank_meshes(SIZES, meshes, WORK, PLENTY)[0][0].step
     monkeypatch.setattr("memguard.planner.fit.estimate_step", lambda *_, **__: same)
     ranked, _ = rank_meshes(SIZES, meshes, WORK, PLENTY)
-    assert [choice.fit.mesh.z for choice in ranked] == [2, 1]
+    assert [choice.mesh.z for choice in ranked] == [2, 1]
 
 
 def apply(work: Work, remedy: str) -> Work:
@@ -264,11 +264,11 @@ def test_the_fewest_gpus_are_enough_and_fewer_are_not(
     machine = make_machine(gib, gpus_per_node=gpus_per_node)
     work = Work(seq_len=256, batch_size=batch_size)
     found = find_enough_gpus(SIZES, work, machine)
-    enough = found.fit.mesh.num_ranks
-    assert found.fit.fits
+    enough = found.mesh.num_ranks
+    assert found.fits
     assert enough % gpus_per_node == 0
     if batch_size is not None:
-        assert batch_size % found.fit.mesh.num_batch_ways == 0
+        assert batch_size % found.mesh.num_batch_ways == 0
     # Of all meshes, also those that hold several copies of the model.
     for fewer in range(gpus_per_node, enough, gpus_per_node):
         assert not fits_on(fewer, work, machine)
@@ -277,7 +277,7 @@ def test_the_fewest_gpus_are_enough_and_fewer_are_not(
 def test_of_the_meshes_on_the_fewest_gpus_the_fastest_is_taken() -> None:
     machine = make_machine(4, gpus_per_node=8)
     found = find_enough_gpus(SIZES, WORK, machine)
-    meshes = list_meshes(found.fit.mesh.num_ranks, SIZES, batch_size=WORK.batch_size)
+    meshes = list_meshes(found.mesh.num_ranks, SIZES, batch_size=WORK.batch_size)
     ranked, _ = rank_meshes(SIZES, [mesh for mesh in meshes if mesh.data == 1], WORK, machine)
     assert found == ranked[0]
     assert len(ranked) > 1
@@ -291,7 +291,7 @@ def test_where_one_row_is_too_long_no_number_is_found() -> None:
 def test_the_record_of_a_mesh_is_complete() -> None:
     fit = find_fit(SIZES, MESH, WORK, PLENTY)
     step = estimate_step(SIZES, MESH, fit.settings, PLENTY, seq_len=WORK.seq_len)
-    plan = make_mesh_plan(fit, step)
+    plan = make_mesh_plan(fit)
     assert plan.describe() == str(MESH) == "(data=1, z=2, y=1, x=2)"
     memory = plan.memory
     kinds = ("weights", "optimizer", "gradients", "activations", "nll_chunk", "buffers")
@@ -301,7 +301,7 @@ def test_the_record_of_a_mesh_is_complete() -> None:
     assert plan.headroom_bytes == fit.headroom_bytes
     assert plan.speed.tokens_per_s == step.tokens_per_s
     assert plan.speed.step_s >= plan.speed.compute_s + plan.speed.exposed_communication_s
-    assert make_mesh_plan(fit, None).speed is None
+    assert make_mesh_plan(replace(fit, step=None)).speed is None
 
 
 def test_assumptions_name_figures_without_a_source() -> None:

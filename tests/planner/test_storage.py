@@ -17,7 +17,7 @@ from memguard.parallel.model_sizes import ModelSizes, StorageOnly
 from memguard.planner.fit import PlanInputs
 from memguard.planner.machine import Machine
 from memguard.planner.meta_model import measure_storage
-from memguard.planner.plan import ModelStorage, find_least_memory
+from memguard.planner.plan import ModelStorage, Plan, make_plan
 from memguard.planner.step_settings import AdapterSizes, Work
 
 pytestmark = pytest.mark.slow
@@ -120,18 +120,19 @@ def test_only_what_certainly_cannot_fit_is_refused() -> None:
     # 16 bytes each: 3 GiB, on GPUs with 1 GiB.
     model = make_storage(3 * 2**30 // 16)
 
-    def find(num_gpus: int, mesh: ParallelConfig | None = None) -> Any:
+    def find(num_gpus: int, mesh: ParallelConfig | None = None) -> Plan:
         inputs = PlanInputs(name="m", machine=MACHINE, num_gpus=num_gpus, work=STEP, mesh=mesh)
-        return find_least_memory(model, inputs)
+        return make_plan(model, inputs)
 
-    least, num_meshes = find(4)
-    assert (least.mesh, num_meshes) == ({"data": 1, "z": 4, "y": 1, "x": 1}, 3)
+    plan = find(4)
+    least = plan.least
+    assert (least.mesh, plan.num_meshes) == ({"data": 1, "z": 4, "y": 1, "x": 1}, 3)
     assert (least.at_least, least.usable) == (3 * 2**28, 2**30)
     assert least.find_misfit("G") is None
-    problem = find(2)[0].find_misfit("G")
+    problem = find(2).least.find_misfit("G")
     assert "needs at least 1.5 GiB for weights" in problem
     assert "use the mesh" not in problem
-    problem = find(4, ParallelConfig(data=2, z=2))[0].find_misfit("G")
+    problem = find(4, ParallelConfig(data=2, z=2)).least.find_misfit("G")
     assert "use the mesh (data=1, z=4, y=1, x=1) or train LoRA" in problem
 
 

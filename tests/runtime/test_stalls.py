@@ -284,7 +284,7 @@ def test_a_new_wait_is_counted_from_its_start() -> None:
           ("memguard.workflows.training.data", "prepare_on_ranks")], "the preparation"),
         ([C10D, ("memguard.hf.export", "export_stored"),
           ("memguard.workflows.training.train", "_export")], "the export"),
-        ([C10D, ("memguard.hf.load", "load_sharded")], "the loading of the model"),
+        ([C10D, ("memguard.hf.load", "load_assembled")], "the loading of the model"),
         ([C10D, ("memguard.audit.decoding", "agree")], "the audit"),
         ([C10D, ("memguard.train.step", "run")], None),
         ([C10D, ("memguard.train.step_of_another", "run")], None),

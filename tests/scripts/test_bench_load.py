@@ -15,7 +15,7 @@ def test_the_table_has_a_row_for_every_side_and_a_verdict(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stdout + done.stderr
     assert lines[0] == "2 MB of float32 onto 4 ranks in fp32, medians of 1 runs"
     sides = (
-        "memguard load_sharded",
+        "memguard load_assembled",
         "transformers fsdp_size=4",
         "transformers tp_size=4",
         "from_pretrained + fully_shard",

@@ -12,6 +12,7 @@ from step_flops import count_flops
 from tiny_llama import TINY_LLAMA
 from torch import nn
 
+from memguard.config import OptimConfig
 from memguard.data.loader import Batch, Loader
 from memguard.data.packing import Rows
 from memguard.parallel.mesh_shape import MeshShape
@@ -72,7 +73,7 @@ def test_ranks_share_the_peak() -> None:
     lengths = np.array([2, 3, 4])
     rows = Rows(row_start=np.array([0, 2, 3]), document=nothing, start=nothing, stop=lengths)
     step: Any = SimpleNamespace(
-        lm=SimpleNamespace(model=model), parameters=[], optimizer=SimpleNamespace(state={})
+        lm=SimpleNamespace(model=model), parameters=[], optimizer=None, optim=OptimConfig()
     )
     loader: Any = SimpleNamespace(rows=rows, schedule=np.array([1, 0, 1]))
     run: Any = SimpleNamespace(runtime=Runtime(world_size=4), peak_s=(0.1, 0.01, 0.2))

@@ -21,7 +21,7 @@ from memguard.data.tokenization import train_bpe
 from memguard.errors import ConfigError, ModelError
 from memguard.hf.assembly import Assembly
 from memguard.hf.checkpoint_files import check_folder
-from memguard.hf.load import load_model, load_sharded
+from memguard.hf.load import load_assembled, load_model
 from memguard.parallel.lora import LoraSpec
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
@@ -134,7 +134,7 @@ def compare_gradients(model: str) -> list[str]:
     """On a rank: the gradients of z = 2 that differ from those of plain transformers."""
     torch.compiler.set_stance("force_eager")
     mesh = build_mesh(MeshShape(z=2), "cpu")
-    layer = load_sharded(model, Assembly(mesh=mesh, device=torch.device("cpu")))
+    layer = load_assembled(model, Assembly(mesh=mesh, device=torch.device("cpu")))
     ids = torch.randint(3, 90, (1, 16), generator=torch.Generator().manual_seed(0))
     labels = ids.flatten()
     lm = layer.lm
@@ -166,7 +166,7 @@ def refuse_split_and_adapters(model: str) -> list[str]:
     for shape, spec in ((MeshShape(x=2), None), (MeshShape(z=2), adapter)):
         sharding = Assembly(mesh=build_mesh(shape, "cpu"), device=device, adapter=spec)
         with pytest.raises((ModelError, ConfigError)) as caught:
-            load_sharded(model, sharding)
+            load_assembled(model, sharding)
         messages.append(str(caught.value))
     return messages
 

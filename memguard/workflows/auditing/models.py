@@ -34,7 +34,6 @@ from memguard.hf.load import (
     find_quantization,
     load_assembled,
     load_model,
-    load_sharded,
     plan_devices,
 )
 from memguard.hf.load_as import LoadedForm
@@ -205,15 +204,13 @@ class LazyModel:
             quantization=self._quantization,
             is_trained=False,
         )
-        if self._mesh is not None:
-            layer = load_sharded(self._model, assembly, attn=self._attn, **given)
+        if self._mesh is None and self._form is not None:
+            return self._form.load(self._model, device, attn=self._attn, **given)
+        if self._mesh is not None or assembly.quantization is not None:
+            layer = load_assembled(self._model, assembly, attn=self._attn, **given)
             if layer.assembly.adapter is None:
                 self._num_parameters = count_parameters(layer.lm.model)
             return layer.lm
-        if self._form is not None:
-            return self._form.load(self._model, device, attn=self._attn, **given)
-        if assembly.quantization is not None:
-            return load_assembled(self._model, assembly, attn=self._attn, **given)
         given |= {"dtype": dtype, "attn_implementation": self._attn}
         if self._settings.device_map is not None:
             # It may be larger than one device.

@@ -20,7 +20,7 @@ from memguard.hf.config_fields import check_positions
 from memguard.hf.export_rehearsal import rehearse_adapter, rehearse_export
 from memguard.hf.from_config import build_scratch_model, describe_model, make_scratch_config
 from memguard.hf.identity import list_model_files, sum_model
-from memguard.hf.load import load_assembled, load_model, load_sharded, shard_scratch_model
+from memguard.hf.load import load_assembled, load_model, shard_scratch_model
 from memguard.model.causal_lm import CausalLM
 from memguard.parallel.lora import LoraSpec, find_targets
 from memguard.parallel.mesh import Mesh4D, build_mesh
@@ -157,14 +157,11 @@ def start_model(config: RunConfig, tokenizer: Any, distributed: DistributedConte
         reshard_after_forward=config.parallel.reshard_after_forward,
     )
     drawn = None if model.scratch is None else draw_model(config, tokenizer)
-    if assembly.mesh is not None:
-        if drawn is not None:
-            lm = shard_scratch_model(drawn, assembly, attn=attn).lm
-        else:
-            lm = load_sharded(_path(config), assembly, revision=model.revision, attn=attn).lm
-    elif assembly.quantization is not None:
+    if assembly.mesh is not None and drawn is not None:
+        lm = shard_scratch_model(drawn, assembly, attn=attn).lm
+    elif assembly.mesh is not None or assembly.quantization is not None:
         # Never the dense model on the device.
-        lm = load_assembled(_path(config), assembly, revision=model.revision, attn=attn)
+        lm = load_assembled(_path(config), assembly, revision=model.revision, attn=attn).lm
     else:
         if drawn is None:
             drawn = load_model(

@@ -29,7 +29,7 @@ from memguard.hf.adapter_export import (
     write_adapter,
     write_merged,
 )
-from memguard.hf.assembly import Assembly, build_meta_model, find_aliases, find_whole
+from memguard.hf.assembly import Assembly, build_meta_layer, find_aliases
 from memguard.hf.checkpoint import (
     find_positions,
     has_tokenizer,
@@ -42,6 +42,7 @@ from memguard.hf.identity import hash_sums, hash_weights, split_sums, sum_model
 from memguard.hf.load import open_stored
 from memguard.hf.merged_weights import open_merged
 from memguard.hf.safetensors import ModuleWeights, WeightSource, match_names
+from memguard.parallel.layout import ShardSlice
 from memguard.parallel.lora import is_adapter_parameter
 from memguard.records import save_manifest
 from memguard.records.folders import CheckpointFolder
@@ -294,10 +295,10 @@ class StepModel:
         )
         before: WeightSource | None = None
         if path is None:
-            model = build_meta_model(read_model_config(config, self.tokenizer), assembly).model
+            model = build_meta_layer(read_model_config(config, self.tokenizer), assembly).lm.model
         else:
             stored = open_stored(path, assembly, revision=config.model.revision)
-            model, before = stored.outline(assembly).model, stored.weights
+            model, before = stored.outline(assembly).lm.model, stored.weights
         parameters, aliases = dict(model.named_parameters()), find_aliases(model)
         if spec is not None and path is not None:
             names = [name for name in parameters if is_adapter_parameter(name)]
@@ -323,7 +324,7 @@ class StepModel:
             name = aliases.get(name, name)
             if before is None or name not in found:
                 return self.read(f"model.{name}", dtype)
-            return before.read(found[name], find_whole(parameters[name])).to(dtype)
+            return before.read(found[name], ShardSlice.whole(parameters[name].shape)).to(dtype)
 
         repair_generation(model)
         dtype, runtime = choose_export_dtype(config), self._runtime
