@@ -12,7 +12,7 @@ from memguard.records.run_files import add_hash_line
 from memguard.runtime import Console
 from memguard.workflows.common.folder import check_same_settings, compute_run_key
 
-KEY_OF_DEFAULTS = "9bd240f01a1076ef8e390e27d6143040fc6c45a03b3d9f7331c629e7a8b6e94e"
+KEY_OF_DEFAULTS = "6ccacc746a3a3b3a069a7e6094d037c8e796318abc4d38d589dc666225c050cb"
 """Key of `make()`, as this version computes it: another one refuses to resume every run."""
 
 
