@@ -17,6 +17,7 @@ from memguard.optim.mezo import Mezo, choose_seed
 from memguard.parallel.local_parameters import find_local_parameters
 from memguard.records.run_files import find_weights_folder
 from memguard.records.sealed import SealedRecord, load_sealed, save_sealed
+from memguard.runtime import quiet_libraries
 from memguard.train.metrics import StepMetrics, read_metrics
 from memguard.workflows.auditing.pages import render_card
 from memguard.workflows.common.folder import RunFolder, check_outside_runs
@@ -53,6 +54,7 @@ def export_from_seeds(run: Path, out: Path) -> None:
     if not (run / _FILE).exists():
         has_one = "a finished run by 'optim.name: mezo' with 'optim.num_seeds' has one"
         raise ConfigError(f"'{run}' has no {_FILE}: {has_one}")
+    quiet_libraries()
     sums = load_sealed(SeedSums, run / _FILE)
     plain = {"precision": "fp32", "activation_checkpointing": "none", "compile": False}
     config = set_train(RunFolder(run).read_config(), **plain)
