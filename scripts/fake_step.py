@@ -226,7 +226,7 @@ def list_collectives(
 ) -> list[Collective]:
     """Return all collectives of one optimizer step between two ranks or more, by the planner."""
     step = StepTraffic(sizes, mesh, settings)
-    # Most blocks are alike.
+    # Most blocks have the same parts.
     blocks = Counter(
         call
         for number in range(sizes.num_layers)
