@@ -4,7 +4,8 @@
 
 A study is a sweep, eval/studies/NAME.yaml, or several: catastrophic has one for each size of the
 model, adapters one that chooses learning rates (`study_adapters`); utility writes benchmark tasks
-first (`study_utility`). Finished runs are not repeated.
+first (`study_utility`). `adapters --part optimizers` runs only a part of its own, whose table has
+marks of its own (`study_optimizers`). Finished runs are not repeated.
 The tables are written between the marks of eval/studies/NAME.md; the text around them is written by
 hand and describes the results at the time of writing.
 """
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import study_adapters
 import study_audit_dtype
+import study_optimizers
 import study_utility
 from study_common import (
     STUDIES,
@@ -76,6 +78,8 @@ OWN_STEPS = {
     "utility": study_utility.run,
 }
 """Studies that are more than a sweep; they have a quick form."""
+PARTS = {"optimizers": study_optimizers.run}
+"""Parts of the study of adapters that its own steps do not run."""
 
 
 def main() -> None:
@@ -91,7 +95,10 @@ def main() -> None:
         action="store_true",
         help="adapters, audit_dtype, utility: a small sample; prints its tables only",
     )
+    parser.add_argument("--part", choices=sorted(PARTS), help="adapters: only this part")
     options = parser.parse_intermixed_args()
+    if options.part and options.study != "adapters":
+        parser.error(f"--part is for adapters only; got {options.study}")
     if options.another_seed is not None and options.study in (*OWN_STEPS, "catastrophic"):
         parser.error(f"--another-seed needs a recommendation, which {options.study} does not have")
     if options.quick and options.study not in OWN_STEPS:
@@ -102,7 +109,7 @@ def main() -> None:
     print(tables)
     if options.quick:
         return
-    replace_tables(page, tables)
+    replace_tables(page, tables, part=options.part)
     minutes = (time.perf_counter() - started) / 60
     print(f"{page}: {minutes:.1f} minutes, finished runs not counted")
 
@@ -110,7 +117,8 @@ def main() -> None:
 def run_study(options: argparse.Namespace) -> str:
     """Run all sweeps of a study and return its tables."""
     if options.study in OWN_STEPS:
-        return OWN_STEPS[options.study](
+        steps = PARTS[options.part] if options.part else OWN_STEPS[options.study]
+        return steps(
             Path(options.output_dir),
             jobs=options.jobs,
             quick=options.quick,

@@ -83,14 +83,15 @@ def show_queries(log10_queries: Sequence[float]) -> str:
     return "1" if power == 0 else f"10^{power:.0f}"
 
 
-def replace_tables(page: Path, tables: str) -> None:
-    """Write the tables between the page's marks."""
+def replace_tables(page: Path, tables: str, *, part: str | None = None) -> None:
+    """Write the tables between the page's marks, or between those of a part of the study."""
+    begin = BEGIN if part is None else BEGIN.replace(" -->", f" --part {part} -->")
     text = page.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
+    before, _, rest = text.partition(begin)
     _, mark, after = rest.partition(END)
     if not mark:
-        raise SystemExit(f"{page} needs the marks '{BEGIN}' and '{END}'")
-    page.write_text(f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}", encoding="utf-8")
+        raise SystemExit(f"{page} needs the marks '{begin}' and '{END}'")
+    page.write_text(f"{before}{begin}\n\n{tables}\n\n{END}{after}", encoding="utf-8")
 
 
 def count_matched(rows: Iterable[ResultRow]) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from cli_examples import write_texts
 from ranks import RankPool
 from result_examples import make_tables, value_row
@@ -13,6 +14,7 @@ from script_calls import list_cells, load_script, run_study
 
 from memguard.compare import load_sweep
 from memguard.config import load_yaml
+from memguard.config.optimizers import OPTIMIZERS
 from memguard.records import ComparedRun, Comparison, Cost
 
 pytestmark = pytest.mark.slow
@@ -197,3 +199,55 @@ def test_a_quick_run_trains_matches_and_prints_its_tables(
     assert trained["head"] == f"{32 * 400:,}"
     # Queries, keys, values and output of 32 x 32, three matrices of 32 x 48, rank 4.
     assert trained["lora-r4"] == f"{4 * (4 * 64 + 3 * 80):,}"
+
+
+def test_each_optimizer_has_a_rate_and_differs_in_nothing_else(tmp_path: Path) -> None:
+    script = load_script("study_optimizers")
+    assert list(script.RATES) == list(OPTIMIZERS)
+    path = tmp_path / "optimizers.yaml"
+    values = {**load_yaml(STUDY).values, "settings": script.build_settings()}
+    path.write_text(yaml.safe_dump(values))
+    runs = load_sweep(path).runs
+    assert len(runs) == 3 * len(OPTIMIZERS)
+    for run in runs:
+        assert (run.config.optim.name, run.config.optim.lr) == (
+            run.setting,
+            script.RATES[run.setting],
+        )
+        may_clip = not OPTIMIZERS[run.setting].why_no_clipping
+        assert (run.config.optim.max_grad_norm is not None) == may_clip
+        others = {"name", "seed", "output_dir", "optim"}
+        first = runs[0].config.model_dump(exclude=others)
+        assert run.config.model_dump(exclude=others) == first
+
+
+def test_the_part_on_optimizers_writes_only_between_its_own_marks(
+    ranks: RankPool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts = write_texts(tmp_path / "documents.jsonl", 60)
+    monkeypatch.setattr(load_script("study_optimizers"), "RATES", {"adamw": 1e-3, "lomo": 0.1})
+    run_study(
+        "adapters",
+        "--part=optimizers",
+        "--quick",
+        f"--output-dir={tmp_path}",
+        f"run.data.train=[{texts}]",
+        f"pretrain.data.train=[{texts}]",
+        "run.data.min_document_tokens=60",
+    )
+    tables = capsys.readouterr().out
+    assert "**not matched in loss**" in tables
+    rows = {row[0]: row for row in list_cells(tables)}
+    assert list(rows) == ["before training", "adamw", "lomo"]
+    assert rows["lomo"][1] == "0.1"
+    page = tmp_path / "page.md"
+    text = (STUDY.parent / "adapters.md").read_text(encoding="utf-8")
+    page.write_text(text, encoding="utf-8")
+    load_script("study_common").replace_tables(page, "TABLE", part="optimizers")
+    before, mark, rest = text.partition("<!-- tables: scripts/study.py --part optimizers -->")
+    after = rest.partition("<!-- end of tables -->")[2]
+    expected = f"{before}{mark}\n\nTABLE\n\n<!-- end of tables -->{after}"
+    assert page.read_text(encoding="utf-8") == expected
