@@ -24,6 +24,14 @@ def to_mesh(order: FeatureOrder, tensor: Tensor) -> Tensor:
     return torch.cat([tensor.narrow(order.dim, *run) for run in order.runs], order.dim)
 
 
+def to_file(order: FeatureOrder, tensor: Tensor) -> Tensor:
+    """Return a whole tensor, in the order of the mesh, in the order of files."""
+    index = to_mesh(order, torch.arange(tensor.numel()).view(tensor.shape))
+    ordered = torch.empty_like(tensor)
+    ordered.view(-1)[index.flatten()] = tensor.flatten()
+    return ordered
+
+
 def all_rectangles(
     shape: Sequence[int], placements: tuple[Placement, Placement], mesh: MeshShape
 ) -> Iterator[tuple[dict[str, int], ShardSlice]]:

@@ -46,7 +46,13 @@ GUIDES = (
     "scripts/README.md",
     "memguard/integrations/README.md",
 )
-PLACES = {"RUN": "runs/lora", "DIR": "path/to/checkpoint", "ORIGINAL": "original"}
+PLACES = {
+    "RUN": "runs/lora",
+    "N": "14",
+    "500": "14",
+    "DIR": "path/to/checkpoint",
+    "ORIGINAL": "original",
+}
 WHOLE = ("adapter=null", "model.path=path/to/checkpoint")
 """Changes to README's run: it trains all weights."""
 # From the config.json published with meta-llama/Llama-3.1-8B and 405B.
@@ -301,7 +307,7 @@ def test_the_settings_of_the_guides_are_valid(folder: Path) -> None:
     # That of axolotl is a part of axolotl's settings; policies are tested below.
     others = ("plugins:", "# policy.yaml", "accepted:")
     blocks = [block for block in blocks if not block.startswith(others)]
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     for number, block in enumerate(blocks):
         values = yaml.safe_load(block)
         if "name" not in values:  # A part of a run's settings.

@@ -193,8 +193,9 @@ def write_merged(
             for tensor in file.tensors:
                 weights: WeightSource = source if tensor.name in changed else stored
                 name = changed.get(tensor.name, tensor.name)
-                whole = weights.read(name, ShardSlice.whole(tensor.shape))
-                output.write(tensor.name, whole.to(tensor.dtype))
+                whole = ShardSlice.whole(tensor.shape)
+                # No name keeps a tensor while the next is read.
+                output.write(tensor.name, weights.read(name, whole).to(tensor.dtype))
                 on_tensor()
     if len(files) > 1:
         num_parameters = sum(torch.Size(tensor.shape).numel() for tensor in tensors)

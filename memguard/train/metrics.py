@@ -162,8 +162,6 @@ class EndMetrics(Record):
     kept_by: KeptBy = "last"
     stopped_by: Literal["budget", "heldout"] | None = None
     """What ended training before its last step."""
-    wait_save_s: float | None = None
-    """Seconds after the last step in which this rank waited for saves."""
 
 
 def hash_tally(repetitions: Iterable[int | None], num_tokens_fed: Iterable[int | None]) -> str:

@@ -344,7 +344,6 @@ class Trainer:
                 last_step=last_step,
                 kept_by=kept_by,
                 stopped_by=self._stopped_by,
-                wait_save_s=round(self.checkpoints.saves.waited_s, 4),
             )
         )
         if privacy is not None:

@@ -236,10 +236,14 @@ def test_arguments_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.Monke
     for options in (("--dtype", "float16"), ("--merge",)):
         refuse(export(run, "--dry-run", *options), 2, "OUT, --step, --merge and --dtype write here")
     refuse(export(run, "--dry-run", "--base", "a b c"), 2, "'--base' must be a hub id with '--to'")
-    refuse(run_cli("export", run, tmp_path / "o", "--to", "hub:x", "--dry-run"), 2, "OUT, --merge")
+    refuse(
+        run_cli("export", run, tmp_path / "o", "--to", "hub:x", "--dry-run"),
+        2,
+        "OUT, --step, --merge",
+    )
     refuse(run_cli("export", run, "--public"), 2, "'--public' is for --to hub:NAME")
     refuse(run_cli("export", run), 2, "--merge, which merges", "or --to hub:NAME")
-    refuse(run_cli("export", run, "--merge"), 2, "OUT, the folder of the merged model, is missing")
+    refuse(run_cli("export", run, "--merge"), 2, "OUT, the folder of the written model, is missing")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     refuse(export(run), 2, "HF_HUB_OFFLINE is set: unset it")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from meshes import mesh_of
+from meshes import mesh_of, to_file
 from ranks import RankPool
 from step_examples import make_batch, make_step
 from tiny_families import VOCAB_SIZE, build
@@ -75,7 +75,7 @@ def write_all(family: str, shape: MeshShape) -> dict[str, Tensor]:
         full = parameter.source.detach()
         if isinstance(full, DTensor):
             full = full.full_tensor()
-        whole[parameter.name] = full if parameter.order is None else parameter.order.to_file(full)
+        whole[parameter.name] = full if parameter.order is None else to_file(parameter.order, full)
     return whole
 
 

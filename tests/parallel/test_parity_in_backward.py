@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from meshes import mesh_of
+from meshes import mesh_of, to_mesh
 from parity import (
     NUM_ROWS,
     TIED,
@@ -139,7 +139,7 @@ def distances(degrees: Degrees, case: Case, name: str) -> tuple[float, float, in
         for each in step.parameters:
             theirs = expected[each.name].detach()
             if isinstance(each.source, DTensor):
-                theirs = theirs if each.order is None else each.order.to_mesh(theirs)
+                theirs = theirs if each.order is None else to_mesh(each.order, theirs)
                 theirs = theirs[own_piece(each.source)]
             if theirs.numel():
                 worst = max(worst, float((each.local.detach() - theirs).abs().max()))

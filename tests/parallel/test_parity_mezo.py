@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from meshes import mesh_of
+from meshes import mesh_of, to_mesh
 from parity import (
     NUM_ROWS,
     TIED,
@@ -56,7 +56,7 @@ def make_step(lm: object, case: Case) -> TrainStep:
 def take_piece(parameter: LocalParameter, whole: Tensor) -> Tensor:
     if not isinstance(parameter.source, DTensor):
         return whole
-    whole = whole if parameter.order is None else parameter.order.to_mesh(whole)
+    whole = whole if parameter.order is None else to_mesh(parameter.order, whole)
     return whole[own_piece(parameter.source)]
 
 

@@ -116,9 +116,11 @@ def test_same_bytes_in_another_process_and_without_torch(tmp_path: Path) -> None
         assert "matplotlib" not in sys.modules, "a record can be read without matplotlib"
         import comparison_examples as comparisons
         import evidence_examples as evidence
-        page = memguard.report.render_report(evidence.make_full_report())
-        page += memguard.report.render_comparison(comparisons.make_full_comparison())
-        memguard.report.render_model_card(
+        from memguard.report.html import render_comparison, render_report
+        from memguard.report.model_card import render_model_card
+        page = render_report(evidence.make_full_report())
+        page += render_comparison(comparisons.make_full_comparison())
+        render_model_card(
             evidence.make_full_report(), run_name="x", base_model=None, config_yaml=""
         )
         assert not {"torch", "transformers", "datasets"} & set(sys.modules)
